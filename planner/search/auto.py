@@ -22,16 +22,17 @@ checkpoint that is not quantised is planned in the default, bf16.
 
 The planner does not know the memory of a `cpu`: there a unit is one node, and max_requests its default.
 
-Near a previous plan, a unit keeps its sizes as `auto` decided them there, while these pass the same checks. The number
-of units follows the nodes and the traffic.
+Near a previous plan, the spec is first decided as if the sizes that `auto` chose there were written. They stay if that
+meets the spec. The number of units follows the nodes and the traffic.
 
 The decided spec is checked like any other, so no decision breaks a rule. `spec/phase.py` defines the defaults; this
 module only reports them.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -41,11 +42,13 @@ from planner.facts.engines import OURS
 from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.layout.memory import memory_of
+from planner.problems.errors import InfeasibleError, SpecError
 from planner.rules.check import change_spec
 from planner.rules.engine_limits import runs_layout
 from planner.search.decision import (
     AS_BEFORE,
     DEFAULT,
+    FIELDS,
     MAX_REQUESTS,
     NO_FORMER,
     Decision,
@@ -88,19 +91,49 @@ def decide(spec: ResolvedSpec, former: Former = NO_FORMER) -> Choice:
 
     Raises SpecError if no number satisfies the rules, and InfeasibleError if no layout keeps the SLO.
     """
-    original = spec
+    for sizes in _former_sizes(spec, former):
+        try:
+            choice = _decide(spec, sizes)
+        except (SpecError, InfeasibleError):
+            continue
+        if choice.search is None or not choice.search.is_short:
+            return choice
+    return _decide(spec, {})
+
+
+def _former_sizes(spec: ResolvedSpec, former: Former) -> Iterator[Mapping[str, int]]:
+    """Yield the `former` sizes to try, by path: those of all phases whose units still fit, then of one phase alone."""
+    fitting: list[dict[str, int]] = []
+    by_speed, (spec, _) = needs_speed(spec), _adopt_checkpoint_precision(spec)
+    for phase in spec.phases:
+        section = spec.phase(phase)
+        numbers = former_numbers(former, phase, (field for field in FIELDS if is_auto(section, field)))
+        wanted = 1 if by_speed else numbers.get("max_requests", _wanted_requests(phase, section))
+        tried, tokens = spec.with_numbers(phase, numbers), _written_point(spec, phase)[1]
+        if numbers and runs_layout(tried, phase) and _has_room(tried, phase, wanted, tokens):
+            fitting.append({f"{phase}.{field}": number for field, number in numbers.items()})
+    if len(fitting) > 1:
+        yield dict(chain.from_iterable(each.items() for each in fitting))
+    yield from fitting
+
+
+def _decide(spec: ResolvedSpec, sizes: Mapping[str, int]) -> Choice:
+    """Return `spec` with numbers for every `auto`, of which `sizes` are those of a previous plan."""
+    original, by_speed = spec, needs_speed(spec)
     spec, decisions = _adopt_checkpoint_precision(spec)
     decisions += _forecast_decisions(spec)
+    decisions += [Decision(path, number, AS_BEFORE) for path, number in sizes.items()]
+    spec = change_spec(spec, sizes) if sizes else spec
     is_counted, demand = is_undecided(spec.cluster.nodes), traffic_demand(spec)
     spec = with_max_nodes(spec)
-    search, layout_decisions = _decide_by_speed(spec, demand, former) if needs_speed(spec) else (None, [])
+    search, layout_decisions = _decide_by_speed(spec, demand) if by_speed else (None, [])
     decisions += layout_decisions
     spec = change_spec(spec, {each.path: each.value for each in layout_decisions}) if layout_decisions else spec
     for phase in spec.phases:
         if any(is_auto(spec.phase(phase), field) for field in AUTO_FIELDS):
-            sizes = _decide_sizes(spec, phase, former, layout_decisions)
-            decisions += sizes
-            spec = change_spec(spec, {each.path: each.value for each in sizes})
+            numbers = list(_explain_numbers(spec, phase, *_decide_by_memory(spec, phase)))
+            decisions += numbers
+            spec = change_spec(spec, {each.path: each.value for each in numbers})
     spec, unit_decisions = _fill_nodes(spec)
     decisions += unit_decisions
     spec, point_decisions = _decide_points(spec)
@@ -138,13 +171,11 @@ def _unused_fields(spec: Spec) -> set[str]:
     return found
 
 
-def _decide_by_speed(
-    spec: ResolvedSpec, demand: Demand | None, former: Former
-) -> "tuple[LayoutSearch | None, list[Decision]]":
+def _decide_by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[LayoutSearch | None, list[Decision]]":
     """Search layouts by speed and return the search with its decisions; without known speeds, None and defaults."""
     from planner.search.layouts import explain_values, search_layouts  # slow to import, and seldom needed
 
-    search = search_layouts(spec, demand, former)
+    search = search_layouts(spec, demand)
     if search:
         return search, explain_values(search, spec, search.values(spec))
     if demand and demand.decides_nodes:
@@ -212,33 +243,6 @@ def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     # An operating point's `auto` may be a default that nobody wrote, so the document does not list it yet.
     document = replace(spec.document, autos=spec.document.autos | values.keys())
     return change_spec(replace(spec, document=document), values) if values else spec, decisions
-
-
-def _decide_sizes(spec: ResolvedSpec, phase: Phase, former: Former, decided: Sequence[Decision]) -> list[Decision]:
-    """Decide the phase's sizes that are still `auto`: keep the `former` ones, unless speed `decided` others already."""
-    is_resized = any(former.get(each.path, each.value) != each.value for each in decided if each.path.startswith(phase))
-    if not is_resized and (numbers := _former_numbers(spec, phase, former)):
-        return [Decision(f"{phase}.{field}", number, AS_BEFORE) for field, number in numbers.items()]
-    return list(_explain_numbers(spec, phase, *_decide_by_memory(spec, phase)))
-
-
-def _former_numbers(spec: ResolvedSpec, phase: Phase, former: Former) -> Numbers:
-    """Return the `former` numbers of the phase's `auto` fields; empty if one is unknown, or if they do not fit."""
-    section, (asked, tokens) = spec.phase(phase), _written_point(spec, phase)
-    numbers = former_numbers(former, phase, (each for each in AUTO_FIELDS if is_auto(section, each)))
-    if not numbers:
-        return {}
-    tried = spec.with_numbers(phase, numbers)
-    sizes = tried.phase(phase)
-    is_candidate = (
-        sizes.ep_size in ep_sizes(spec, phase)
-        and sizes.redundant_experts in even_redundants(spec, phase, sizes.ep_size)
-        and sizes.ep_size % sizes.attention_tp == 0
-        and sizes.max_requests >= asked
-        and runs_layout(tried, phase)
-    )
-    wanted = numbers.get("max_requests", _wanted_requests(phase, section))
-    return numbers if is_candidate and _has_room(tried, phase, wanted, tokens) else {}
 
 
 def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:

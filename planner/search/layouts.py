@@ -9,8 +9,8 @@ The search runs only if speeds can be predicted and `needs_speed` says that spee
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from planner.estimate.case import is_predictable
@@ -23,10 +23,10 @@ from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
 from planner.rules.check import change_spec
 from planner.search.broken_slo import require_slo
-from planner.search.decision import AS_BEFORE, FIELDS, NO_FORMER, Decision, Former, former_numbers, is_auto
+from planner.search.decision import FIELDS, Decision, is_auto
 from planner.search.fleet import MOST_REFUSED, Demand, Fleet, Offer, fill_nodes, meet_demand, units_by_offer
 from planner.search.ranked import PhaseSearch, summarize_search
-from planner.search.trials import AcceptedLayout, RejectedLayout, try_former, try_layouts
+from planner.search.trials import AcceptedLayout, RejectedLayout, try_layouts
 from planner.search.windows import most_units
 from planner.spec.cluster import MAX_NODES
 from planner.spec.phase import MAX_UNITS
@@ -49,7 +49,11 @@ class LayoutSearch:
     tokens: Mapping[Phase, float]  # tokens that each phase computes for one output token
     room: int  # number of nodes for the fleet
     demand: Demand | None = None  # None if the fleet serves as much as it can
-    as_before: Collection[str] = ()  # paths of numbers that are as in the previous plan
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the fleet does not serve the demand."""
+        return self.demand is not None and self.demand.shortfall(self.fleet) > 0
 
     def values(self, spec: ResolvedSpec) -> dict[str, int]:
         """Return the numbers decided for `auto` fields, by dotted path. Memory decides prefill.max_requests later."""
@@ -61,12 +65,11 @@ class LayoutSearch:
         return found
 
 
-def search_layouts(spec: ResolvedSpec, demand: Demand | None = None, former: Former = NO_FORMER) -> LayoutSearch | None:
+def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSearch | None:
     """Return the best layouts; None if speeds are unknown, or if nothing fits even without an SLO.
 
-    Phases keep the `former` numbers while these meet the spec. Otherwise the layouts fill the nodes or, with a
-    `demand`, serve it on the fewest. If the cluster has too few nodes, return the layouts of the smallest sufficient
-    cluster: placement then says how many nodes are missing.
+    The layouts fill the nodes or, with a `demand`, serve it on the fewest. If the cluster has too few nodes, return the
+    layouts of the smallest sufficient cluster: placement then says how many nodes are missing.
 
     Raises InfeasibleError with the shortest latency that can be promised if only the SLO stands in the way, and with
     the number of units that are needed if the written ones do not serve the demand.
@@ -74,17 +77,13 @@ def search_layouts(spec: ResolvedSpec, demand: Demand | None = None, former: For
     if not all(is_predictable(spec, phase) and spec.gpu_of(phase).usable_bytes for phase in spec.phases):
         return None
     balance, tokens = ReplicaBalance(spec.expert_loads), _tokens_per_output_token(spec)
-    kept = _former_layouts(spec, former, balance)
-    near = _search_near(spec, kept, balance, tokens, demand) if kept else None
-    found, fleet = near or _search_fleet(spec, balance, tokens, demand)
+    found, fleet = _search_fleet(spec, balance, tokens, demand)
     if fleet is None:
         return None
     chosen = {p: _accepted(found[p])[fleet.offers[p].number] for p in spec.phases}
     phases = {p: summarize_search(found[p], chosen[p]) for p in spec.phases}
     nodes = fleet.nodes if demand and demand.decides_nodes else sum(_usable_nodes(spec).values())
-    search = LayoutSearch(phases, chosen, fleet, tokens, nodes, demand)
-    as_before = {path for path, number in search.values(spec).items() if near and former.get(path) == number}
-    return replace(search, as_before=as_before)
+    return LayoutSearch(phases, chosen, fleet, tokens, nodes, demand)
 
 
 def fill_nodes_evenly(spec: ResolvedSpec) -> dict[Phase, int]:
@@ -123,35 +122,6 @@ def _searched_fields(spec: ResolvedSpec, phase: Phase) -> list[str]:
     """Return the fields of a unit that the search decides. Memory decides prefill.max_requests later."""
     section = spec.phase(phase)
     return [each for each in FIELDS if is_auto(section, each) and (phase, each) != ("prefill", "max_requests")]
-
-
-def _former_layouts(spec: ResolvedSpec, former: Former, balance: ReplicaBalance) -> dict[Phase, AcceptedLayout]:
-    """Return the layouts with the `former` numbers that the search accepts."""
-    kept: dict[Phase, AcceptedLayout] = {}
-    for phase in spec.phases:
-        numbers = former_numbers(former, phase, _searched_fields(spec, phase))
-        if numbers and (found := try_former(spec, phase, {"max_requests": 1} | numbers, balance)):
-            kept[phase] = found
-    return kept
-
-
-def _search_near(
-    spec: ResolvedSpec,
-    kept: Mapping[Phase, AcceptedLayout],
-    balance: ReplicaBalance,
-    tokens: Mapping[Phase, float],
-    demand: Demand | None,
-) -> tuple[dict[Phase, Outcomes], Fleet] | None:
-    """Search with the `kept` layouts, and all layouts of other phases; None if no fleet of them meets the spec."""
-    room, most = _usable_nodes(spec), _most_nodes(spec)
-    found: dict[Phase, Outcomes] = {
-        p: [kept[p]] if p in kept else list(try_layouts(spec, p, range(1, most[p] + 1), balance)) for p in spec.phases
-    }
-    try:
-        fleet = _best_fleet(spec, found, tokens, demand, None if demand and demand.decides_nodes else room)
-    except InfeasibleError:  # with other layouts, the largest cluster may serve the demand
-        return None
-    return None if fleet is None or (demand and demand.shortfall(fleet)) else (found, fleet)
 
 
 def _most_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
@@ -311,8 +281,6 @@ def _explain(search: LayoutSearch, spec: ResolvedSpec, path: str) -> str:
     named, _, field = path.partition(".")
     if field == "units":
         return _explain_units(search)
-    if path in search.as_before:
-        return AS_BEFORE
     phase = next(each for each in spec.phases if each == named)
     slo, speed = _slo_in_words(spec, phase), search.chosen[phase].speed
     rate = (

@@ -32,7 +32,7 @@ from planner.estimate.utilisation import SLO_MARGIN
 from planner.facts.terms import Phase
 from planner.rules.attention import attention_sizes
 from planner.rules.engine_limits import runs_layout
-from planner.search.decision import FIELDS, MAX_REQUESTS, is_auto
+from planner.search.decision import MAX_REQUESTS, is_auto
 from planner.search.unit_sizes import ep_sizes, even_redundants
 from planner.spec.phase import PhaseSpec
 from planner.spec.request_lengths import request_lengths
@@ -79,25 +79,6 @@ def try_layouts(
             for batch_tokens in _batch_token_candidates(spec, phase):
                 start = {"ep_size": ep_size, "attention_tp": attention_tp, "max_batch_tokens": batch_tokens}
                 yield from _try_slots(_SizeTrials(spec, phase, start), balance, best)
-
-
-def try_former(spec: ResolvedSpec, phase: Phase, former: Numbers, balance: ReplicaBalance) -> AcceptedLayout | None:
-    """Return the layout with the `former` number for each `auto` of `phase`; None unless the search would accept it."""
-    section = spec.phase(phase)
-    numbers = {name: former[name] if is_auto(section, name) else getattr(section, name) for name in FIELDS}
-    redundant, requests = numbers.pop("redundant_experts"), numbers.pop("max_requests")
-    ep_size, (fewest, most) = numbers["ep_size"], _request_range(spec, phase)
-    is_candidate = (
-        ep_size in ep_sizes(spec, phase)
-        and numbers["attention_tp"] in _attention_tp_candidates(spec, section, ep_size)
-        and numbers["max_batch_tokens"] in _batch_token_candidates(spec, phase)
-        and redundant in even_redundants(spec, phase, ep_size)
-        and not _coverage_failure(spec, ep_size, (spec.model.num_routed_experts + redundant) // ep_size)
-    )
-    if not is_candidate:
-        return None
-    found = _judge(_SizeTrials(spec, phase, numbers), redundant, min(max(requests, fewest), most), balance)
-    return found if isinstance(found, AcceptedLayout) else None
 
 
 def _ep_size_candidates(spec: ResolvedSpec, phase: Phase, nodes: range) -> Sequence[int]:
