@@ -209,11 +209,13 @@ def add_render(commands: Any) -> None:
 def _validate(arguments: argparse.Namespace) -> None:
     errors: list[TidemillError] = []
     fits: dict[Path, Fit] = {}
-    for path in arguments.specs:
-        try:
-            fits[path] = check_fit(read_spec(path, arguments.overlays))
-        except (SpecError, InfeasibleError) as error:
-            errors.append(error)
+    with show_progress("checking") as report:
+        for number, path in enumerate(arguments.specs):
+            report(str(path), number / len(arguments.specs))
+            try:
+                fits[path] = check_fit(read_spec(path, arguments.overlays))
+            except (SpecError, InfeasibleError) as error:
+                errors.append(error)
     if arguments.format == "text":
         _print_fits(fits, arguments.overlays)
     if errors:

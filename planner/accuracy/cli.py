@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format
-from planner.command.printed import print_json
+from planner.command.printed import print_json, show_progress
 
 
 def add_accuracy(commands: Any) -> None:
@@ -27,7 +27,9 @@ def _accuracy(arguments: argparse.Namespace) -> None:
     from planner.accuracy.rows import read_rows
     from planner.accuracy.text import board_text
 
-    board = make_board([row for path in arguments.files for row in read_rows(path)])
+    rows = [row for path in arguments.files for row in read_rows(path)]
+    with show_progress("predicting what was published"):
+        board = make_board(rows)
     if arguments.format == "json":
         print_json(board.model_dump(mode="json"))
     else:

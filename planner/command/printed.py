@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -61,18 +61,41 @@ def say(sentence: str) -> None:
 
 
 @contextmanager
-def show_progress(work: str) -> Iterator[None]:
-    """Show `work` and the time it has taken on a terminal while the context lasts; without a terminal, show nothing."""
+def show_progress(work: str) -> Iterator[Callable[[str, float], None]]:
+    """Show `work` and the time it has taken on a terminal while the context lasts; without a terminal, show nothing.
+
+    The context is a function that takes a part of the work and the fraction of the work done. Once it is called, the
+    time that is left at this rate is shown as well.
+    """
     if not sys.stderr.isatty():
-        yield
+        yield lambda _, __: None
         return
     from rich.console import Console  # takes 20 ms, which every command would wait
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        Progress,
+        SpinnerColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        bars.add_task(printable(work), total=None)
-        yield
+        task = bars.add_task(printable(work), total=None)
+
+        def report(part: str, done: float) -> None:
+            if len(bars.columns) == len(columns):
+                bars.columns = (
+                    *columns[:2],
+                    TaskProgressColumn(),
+                    columns[2],
+                    TextColumn("left"),
+                    TimeRemainingColumn(),
+                )
+            bars.update(task, description=printable(f"{work}: {part}" if part else work), completed=done, total=1.0)
+
+        yield report
 
 
 def require_writable(path: Path) -> None:

@@ -227,7 +227,7 @@ class Plan(Part):
         shape = self.phases.get(layout.phase)
         if shape is None or shape.ep_size != layout.ep_size:
             return None
-        rows = self.expert_maps[self.map_of[layout.phase]].physical_to_logical
+        rows = self.expert_maps[self.map_digests[layout.phase]].physical_to_logical
         experts = set(range(layout.num_logical_experts))
         fits = len(rows) == num_layers and all(
             len(row) == layout.num_physical_experts and set(row) == experts for row in rows

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_spec_or_plan
-from planner.command.printed import print_json, say, warn
+from planner.command.printed import print_json, say, show_progress, warn
 from planner.compiler import plan_from
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import warnings_json
@@ -38,9 +38,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from stacks.doctor.examination import examine  # loads the Kubernetes client, which nothing else here needs
     from stacks.doctor.findings import findings_json, findings_lines
 
-    plan = plan_from(arguments.given, overlays=arguments.overlays)
+    with show_progress(f"planning {arguments.given}"):
+        plan = plan_from(arguments.given, overlays=arguments.overlays)
     warn(plan.warnings)
-    found = examine(plan, arguments.context, runs_probe=arguments.probe, report=say)
+    with show_progress(f"examining {arguments.context}"):
+        found = examine(plan, arguments.context, runs_probe=arguments.probe, report=say)
     if found.probed is not None:
         say(found.probed)
     if arguments.format == "json":

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_spec
-from planner.command.printed import print_json, require_writable, say, write_result
+from planner.command.printed import print_json, require_writable, say, show_progress, write_result
 from planner.facts.digest import pretty_json
 from planner.problems.errors import InfeasibleError
 
@@ -195,7 +195,8 @@ def _check(arguments: argparse.Namespace) -> int:
     require_call(call)
     if arguments.output:
         require_writable(arguments.output)
-    plan, report = check_change(call)
+    with show_progress(f"checking {arguments.spec}"):
+        plan, report = check_change(call)
     if arguments.output:
         write_result(arguments.output, pretty_json(plan.as_json()))
     if arguments.format == "json":
@@ -216,7 +217,8 @@ def _propose(arguments: argparse.Namespace) -> None:
 
     names = ("loads", "most_hours", "remote", "into", "branch", "forge", "forge_url")
     named = {name: getattr(arguments, name) for name in names}
-    outcome = propose(Call(arguments.spec, arguments.folder, tuple(arguments.overlays), **named))
+    with show_progress(f"proposing {arguments.spec}"):
+        outcome = propose(Call(arguments.spec, arguments.folder, tuple(arguments.overlays), **named))
     if arguments.format == "json":
         print_json(outcome.as_json())
     else:

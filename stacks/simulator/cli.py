@@ -2,13 +2,11 @@
 
 import argparse
 import sys
-import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_overlays
-from planner.command.printed import errors_json, print_json, warn, write_result
+from planner.command.printed import errors_json, print_json, show_progress, warn, write_result
 from planner.plan.user_input import read_spec
 from planner.problems.errors import InfeasibleError
 from planner.problems.printable import without_passwords
@@ -16,7 +14,6 @@ from planner.problems.printable import without_passwords
 __all__ = ["add_simulate"]
 
 BALANCERS = ("balanced", "least_requests", "round_robin")
-PATIENCE_S = 1.0  # no bar before this time
 
 
 def add_simulate(commands: Any) -> None:
@@ -83,8 +80,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
     spec = read_spec(arguments.spec, arguments.overlays)
     call = read_call(arguments, spec)
-    with _Bar() as bar:
-        played = call.play(spec, bar.update)
+    with show_progress("simulating") as report:
+        played = call.play(spec, report)
     warn(played.warnings)
     if arguments.plot:
         played.draw(arguments.plot)
@@ -99,35 +96,3 @@ def _simulate(arguments: argparse.Namespace) -> int:
     if played.failed:
         raise InfeasibleError(played.failed)
     return 0
-
-
-class _Bar:
-    """A progress bar on a terminal's stderr, shown after `PATIENCE_S`."""
-
-    def __init__(self) -> None:
-        from rich.console import Console  # 20 ms, which every command would wait
-        from rich.progress import Progress
-
-        console = Console(stderr=True)
-        self._bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("", total=1.0)
-        self._began, self._runs = time.monotonic(), False
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._runs:
-            self._bar.stop()
-
-    def update(self, title: str, done: float) -> None:
-        """Set the title (the table column being simulated) and the fraction `done`.
-
-        The bar appears after `PATIENCE_S`.
-        """
-        self._bar.update(self._task, description=title, completed=done)
-        if not self._runs and time.monotonic() - self._began > PATIENCE_S:
-            self._bar.start()
-            self._runs = True

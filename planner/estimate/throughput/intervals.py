@@ -12,9 +12,9 @@
 10 % is nearly twice the largest error, 5.7 %, when DeepSeek's rows and SGLang's row with even routing are predicted
 without their source (docs/accuracy.md). An unexplained factor widens the range, because the loss may be another share
 at another operating point. 20 % in another phase is assumed: SGLang's decode, the only such row, is within 5 %. 20 % on
-another GPU is wider than what rows of two GPUs differ by from a constant that both give: 8 % at most. 35 % covers at least 85 % of all
-measured operators when their GPU's tables are left out (`left_out` in `kernels.json`). With a factor of two, the high
-end is at most the rate of the same kernels without overheads, exposed exchanges or imbalance.
+another GPU is wider than what rows of two GPUs differ by from a constant that both give: 8 % at most. 35 % covers at
+least 85 % of all measured operators when their GPU's tables are left out (`left_out` in `kernels.json`). With a factor
+of two, the high end is at most the rate of the same kernels without overheads, exposed exchanges or imbalance.
 
 Drift of experts' popularity is known within bounds (`imbalance.py`). For all families but those with a factor of two,
 the low end is the rate with the most drift, less the family's width.
