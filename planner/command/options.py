@@ -54,10 +54,7 @@ def _examples_text(command: str) -> str:
 def add_spec_or_plan(
     parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json"
 ) -> None:
-    """Add the positional spec or plan, and `-f`.
-
-    `default` makes the argument optional and says what happens without it.
-    """
+    """Add the positional spec or plan, and `-f`. `default` says what happens without it, and makes it optional."""
     accepted = "a spec in YAML, a plan in JSON, recognised by its content, or a rendered folder"
     parser.add_argument(
         "given",

@@ -52,10 +52,7 @@ class ExpertsAnswer:
 
 
 def check_call(call: ExpertsCall) -> ExpertsJob:
-    """Return the job that `call` describes, with its files read.
-
-    Raises CallError with all mistakes in call and files.
-    """
+    """Return the job that `call` and its files describe. Raises CallError with all mistakes in them."""
     measured = _read_all(call)
     found = read_map(call.previous) if call.previous else None
     findings = [finding.at(PROGRAM) for finding in _wrong_arguments(call, measured)]

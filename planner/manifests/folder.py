@@ -81,10 +81,7 @@ def require_rendered(folder: Path, plan: Plan) -> None:
 
 
 def _find_edits(folder: Path, plan: Plan) -> Iterator[tuple[str, str | None]]:
-    """Yield (name, text in `folder`) of each manifest that is not as the plan renders it.
-
-    The text of a missing file is None.
-    """
+    """Yield (name, text in `folder` or None) of each manifest that is not as the plan renders it."""
     for name, text in _manifests(plan).items():
         found = _text_of(folder / name) if (folder / name).is_file() else None
         if found != text:
@@ -174,10 +171,9 @@ def _is_rendered(folder: Path) -> bool:
 
 
 def _files_that_are_ours(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """Return name -> text of the files that the last run wrote.
+    """Return name -> text, with LF line ends, of the files that the last run wrote.
 
-    Raises CallError if the folder, or a file with one of the names in `files`, is not ours. Texts have `\n` at line
-    ends, even if Git or an editor changed the line ends.
+    Raises CallError if the folder, or a file with one of the names in `files`, is not ours.
     """
     if not _is_rendered(folder) and any(path.name != PARTIAL for path in folder.iterdir()):
         raise _refused(folder, NOT_OURS, "other people's files could be overwritten")
@@ -199,10 +195,7 @@ def _refuse_foreign_files(folder: Path, names: Collection[str]) -> None:
 
 
 def _text_of(path: Path) -> str:
-    """Return a file's text with `\n` at line ends, even if Git or an editor changed them.
-
-    Raises CallError if it cannot be read.
-    """
+    """Return a file's text with LF line ends, which Git may have changed. Raises CallError if it cannot be read."""
     try:
         return read_file(path).decode(errors="replace").replace("\r\n", "\n")
     except OSError as error:

@@ -21,10 +21,9 @@ Variables = dict[str, Any]
 def container_resources(
     resources: PodResources | None, devices: Mapping[str, str] | None = None, least_bytes: int | None = None
 ) -> Variables:
-    """Return a container's resource `requests` and `limits`.
+    """Return a container's `requests` and `limits`. Memory has a limit; CPUs have none, because it would throttle.
 
-    Memory has a limit; CPUs have none, because it would throttle. Without memory in the spec, `least_bytes` are
-    requested without a limit, because the maximum is unknown.
+    Without memory in the spec, `least_bytes` are requested without a limit, because the maximum is unknown.
     """
     requests, limits = dict(devices or {}), dict(devices or {})
     if resources is not None:

@@ -80,10 +80,7 @@ def _search_leaves_first(task: Task) -> Assignment:
 def _search(
     task: Task, starts: Iterable[Assignment], tries: int, measure_it: Callable[[Assignment], Objectives]
 ) -> Assignment:
-    """Return the best assignment found in `tries` steps.
-
-    Among equals it is the latest, so that shakes start from new ones.
-    """
+    """Return the best assignment found in `tries` steps, of equals the latest, so that shakes start from new ones."""
 
     def values(assignment: Assignment) -> list[int]:
         return _values(measure_it(assignment))

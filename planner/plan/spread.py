@@ -62,10 +62,7 @@ def spread_plan(plan: Plan) -> dict[str, str]:
 
 
 def join_plan(folder: Path) -> Plan:
-    """Return the plan that is stored in a rendered folder.
-
-    Raises CallError for the first file that is missing or wrong.
-    """
+    """Return the plan that a rendered folder keeps. Raises CallError for the first missing or wrong file."""
     if not (folder / SHARED_FILE).is_file():
         raise _missing_plan(folder)
     try:

@@ -59,10 +59,7 @@ def _widened_weights(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _engine_maps(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite if the engine reads no expert map.
-
-    The plan's balance is then the best that it could reach.
-    """
+    """Yield a prerequisite if the engine reads no expert map: its balance is then at best that of the plan."""
     name, version = plan.spec.engine_name, plan.spec.engine_version or ""
     if ENGINES[name].reads_map:
         return

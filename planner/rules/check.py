@@ -78,10 +78,7 @@ def mistakes_in(data: Mapping[str, Any]) -> list[Finding]:
 
 
 def change_spec(spec: ResolvedSpec, values: Change) -> ResolvedSpec:
-    """Return `spec` with `values` (dotted path -> value) written into it.
-
-    Raises SpecError if the result breaks a rule.
-    """
+    """Return `spec` with `values` (dotted path -> value) written into it. Raises SpecError if that breaks a rule."""
     return resolve(change_document(spec.document, values))
 
 

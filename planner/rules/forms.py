@@ -47,10 +47,7 @@ class Form:
     matches: Callable[[str], Any]
 
     def findings(self, path: str, text: str, value: str | None = None) -> Iterator[Finding]:
-        """Yield a finding if `text` does not have this form.
-
-        `text` is the value at `path`, or the last key of `path`.
-        """
+        """Yield a finding if `text`, the value at `path` or its last key, does not have this form."""
         if not self.matches(text):
             yield Finding(path, value, f"S209 must be {self.must_be}", self.reason, for_example(self.example))
 

@@ -108,10 +108,7 @@ def _switching(schedule: ScheduleSpec, slot_minutes: int) -> Switching:
 
 
 def _units_needed(schedule: ScheduleSpec, phase: Phase, demands: Sequence[float], num_slots: int) -> list[int]:
-    """Return the number of units of `phase` that each slot needs.
-
-    `demands` has each profile entry's demand, in units.
-    """
+    """Return the units of `phase` that each slot needs. `demands` has each profile entry's demand, in units."""
     floor, capacity = schedule.min_units.of(phase), 1 + schedule.headroom
     entries = [round_up_units(units * capacity, floor) for units in demands]
     return [max(entries[_entries_in(slot, num_slots, len(entries))]) for slot in range(num_slots)]

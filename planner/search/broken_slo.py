@@ -131,10 +131,7 @@ def _finding(
 
 
 def _load_in_words(spec: ResolvedSpec, phase: Phase, field: str, best: RejectedLayout) -> str:
-    """Return the end of a sentence, the load at which layout `best` was tried: ` with 64 requests per GPU`.
-
-    May be empty.
-    """
+    """Return the end of a sentence, the load of layout `best`: ` with 64 requests per GPU`. May be empty."""
     if phase == "prefill":
         point = spec.written.operating_point.prefill
         if field == "ttft_ms" and is_set_by_ttft(spec.written, phase):

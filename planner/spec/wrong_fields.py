@@ -107,10 +107,7 @@ def _describe_accepted(path: str, kind: str) -> str:
 
 
 def _offer_value(path: str, meant: Any) -> Fix | str:
-    """Return the fix that writes `meant`, or an example if `meant` is None. If it may be a secret, it has words alone.
-
-    A value that may be secret is not quoted.
-    """
+    """Return the fix that writes `meant`, or an example if `meant` is None; words alone if it may be a secret."""
     if meant is None:
         return example_at(path)
     words = "write it as a list" if isinstance(meant, list) else f"did you mean {as_yaml(meant)}?"  # it may be a secret

@@ -37,7 +37,7 @@ def show_day(plan: Plan, _: Report) -> Iterator[Steps]:
 
 
 def count_units(plan: Plan, phase: Phase, steps: Sequence[Step]) -> Counts:
-    """Return how many units are on, from midnight. The day's last step holds until the first step of the next day."""
+    """Return (begin, end, units on) of each period from midnight. The last step holds until the next day's first."""
     found = sorted((minute_of(step.at), getattr(step, f"{phase}_units")) for step in steps)
     starts = dict([(0, found[-1][1] if found else len(plan.units_of(phase))), *found])
     return [(begin, end, starts[begin]) for begin, end in pairwise([*starts, DAY_MINUTES])]
@@ -68,10 +68,7 @@ def _units_on(plan: Plan, phase: Phase, counts: Counts, title: str, height: floa
 
 
 def _hours_on(counts: Counts, index: int) -> list[tuple[int, int]]:
-    """Return the periods in which unit `index` is on, because more than `index` units are.
-
-    Adjacent periods are joined.
-    """
+    """Return the periods in which unit `index` is on (more than `index` units are), adjacent periods joined."""
     found: list[tuple[int, int]] = []
     for begin, end, units in counts:
         if units > index:
