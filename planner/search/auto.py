@@ -53,7 +53,6 @@ from planner.search.decision import (
     NO_FORMER,
     Decision,
     Former,
-    former_numbers,
     is_auto,
     needs_speed,
 )
@@ -107,11 +106,12 @@ def _former_sizes(spec: ResolvedSpec, former: Former) -> Iterator[Mapping[str, i
     by_speed, (spec, _) = needs_speed(spec), _adopt_checkpoint_precision(spec)
     for phase in spec.phases:
         section = spec.phase(phase)
-        numbers = former_numbers(former, phase, (field for field in FIELDS if is_auto(section, field)))
+        autos = {field: f"{phase}.{field}" for field in FIELDS if is_auto(section, field)}
+        numbers = {field: former[path] for field, path in autos.items() if path in former}
         wanted = 1 if by_speed else numbers.get("max_requests", _wanted_requests(phase, section))
         tried, tokens = spec.with_numbers(phase, numbers), _written_point(spec, phase)[1]
         if numbers and runs_layout(tried, phase) and _has_room(tried, phase, wanted, tokens):
-            fitting.append({f"{phase}.{field}": number for field, number in numbers.items()})
+            fitting.append({autos[field]: number for field, number in numbers.items()})
     if len(fitting) > 1:
         yield dict(chain.from_iterable(each.items() for each in fitting))
     yield from fitting

@@ -1,10 +1,9 @@
 """Decisions of the planner: a value for a field that is `auto` or missing in the spec, and the reason for it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.facts.terms import Phase
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
@@ -35,13 +34,6 @@ def needs_speed(spec: ResolvedSpec) -> bool:
     slo = spec.written.slo
     fields = BY_SPEED if slo.ttft_ms is None and slo.tpot_ms is None else (*BY_SPEED, *FIELDS)
     return any(is_auto(spec.phase(phase), field) for phase in spec.phases for field in fields)
-
-
-def former_numbers(former: Former, phase: Phase, fields: Iterable[str]) -> dict[str, int]:
-    """Return the `former` number of each of a phase's fields; empty without fields, or if one is unknown."""
-    numbers = {field: former.get(f"{phase}.{field}") for field in fields}
-    known = {field: number for field, number in numbers.items() if number is not None}
-    return known if len(known) == len(numbers) else {}
 
 
 def is_auto(section: PhaseSpec, field: str) -> bool:
