@@ -9,7 +9,7 @@ page becomes a panel. With the plan before a change a row has two panels, drawn 
 
 import importlib.util
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -41,9 +41,20 @@ LINES: Mapping[str, Mapping[str, Any]] = {
     "bound": {"linewidth": 1.6, "linestyle": (0, (2, 2))},
     "before": {"linewidth": 1.6},
     "published": {"linewidth": 1.8},
+    "promise": {"linewidth": 1.2, "linestyle": (0, (7, 3))},
+    "slowest": {"linewidth": 1.2, "linestyle": (0, (4, 3))},
+    "fastest": {"linewidth": 1.2, "linestyle": (0, (4, 3))},
+    "variant0": {"linewidth": 1.6},
+    "variant1": {"linewidth": 1.6, "linestyle": (0, (6, 3))},
+    "variant2": {"linewidth": 1.6, "linestyle": (0, (2, 2))},
+    "variant3": {"linewidth": 1.6, "linestyle": (0, (8, 3, 2, 3))},
 }
 STYLE = {"font.family": ["DejaVu Sans"], "text.parse_math": False, "svg.fonttype": "path", "svg.hashsalt": "tidemill"}
-METADATA: Mapping[str, Mapping[str, str | None]] = {"png": {"Software": None}, "svg": {"Creator": None, "Date": None}}
+METADATA: Mapping[str, Mapping[str, str | None]] = {
+    "png": {"Software": None},
+    "svg": {"Creator": None, "Date": None},
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+}
 
 
 def require_pictures(form: str | None, chart: str | None) -> None:
@@ -66,8 +77,13 @@ def require_matplotlib(option: str, value: str | None, call: str) -> None:
 def draw_picture(plan: Plan, before: Plan | None, form: str, chart: str | None = None) -> bytes:
     """Return a picture in the format `form`, png or svg, of all figures, or of the section `chart` alone.
 
-    Tables are left out. Raises CallError if the plan has no such figures.
+    Raises CallError if the plan has no such figures.
     """
+    return draw_sections(plan, before, _chosen(plan, before, chart), form)
+
+
+def draw_sections(plan: Plan, before: Plan | None, sections: Sequence[Section], form: str) -> bytes:
+    """Return a picture in the format `form`, png, svg or pdf, of the figures in `sections`. Tables are left out."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -75,7 +91,7 @@ def draw_picture(plan: Plan, before: Plan | None, form: str, chart: str | None =
         mpl.rcdefaults()  # nothing of the user's own style: equal plans give equal bytes
         mpl.rcParams.update(STYLE)
         sheet = Sheet(Figure(dpi=DPI, facecolor=on_paper("paper")), WIDTH if before is None else 2 * WIDTH)
-        _draw_all(sheet, plan, before, _chosen(plan, before, chart))
+        _draw_all(sheet, plan, before, sections)
         return sheet.saved(form, f"Plan {plan.name}, {plan.digest}")
 
 
@@ -309,21 +325,22 @@ def _draw_title(panel: Panel, title: str) -> None:
 
 def _draw_below(panel: Panel, figure: Bars | Steps) -> None:
     """Draw a figure's legend and its note."""
-    _draw_legend(panel, list(figure.legend.items()))
+    lines = {line.kind for line in figure.lines} if isinstance(figure, Steps) else set()
+    _draw_legend(panel, list(figure.legend.items()), lines)
     for line in _wrap(figure.note, panel.width):
         panel.sheet.text(panel.left, panel.sheet.down, line, colour="soft")
         panel.sheet.down += LINE
     panel.sheet.down += GAP * 0.6
 
 
-def _draw_legend(panel: Panel, kinds: Sequence[tuple[str, str]]) -> None:
-    """Draw what each colour is, in as many lines as that takes."""
+def _draw_legend(panel: Panel, kinds: Sequence[tuple[str, str]], lines: Collection[str] = ()) -> None:
+    """Draw what each colour is, in as many rows as that takes; kinds in `lines` have a line as their key."""
     sheet, left = panel.sheet, panel.left
     for kind, words in kinds:
         width = 2 * KEY + sheet.width_of(words) + 0.25
         if left > panel.left and left + width > panel.left + panel.width:
             left, sheet.down = panel.left, sheet.down + LINE
-        if kind in LINES:
+        if kind in lines:
             is_dashed, high = "linestyle" in LINES[kind], 0.02
             for begin, wide in ((0.0, 0.6), (0.9, 0.6)) if is_dashed else ((0.0, 1.5),):
                 sheet.box(left + begin * KEY, sheet.down - high / 2, (wide * KEY, high), _look(kind)["color"])
@@ -339,8 +356,7 @@ def _draw_legend(panel: Panel, kinds: Sequence[tuple[str, str]]) -> None:
 
 def _look(kind: str) -> dict[str, Any]:
     """Return how a line is drawn."""
-    look = LINES[kind]
-    return {"color": on_paper("ink" if kind == "asked" else kind)} | look if "color" not in look else dict(look)
+    return {"color": on_paper("ink" if kind == "asked" else kind), **LINES[kind]}
 
 
 def _wrap(words: str, width: float) -> Iterator[str]:

@@ -17,9 +17,10 @@ from planner.spec.resolved import ResolvedSpec
 from runtime.gateway.ranks.router import Policy
 from stacks.simulator.flows.day import DayColumn, play_days
 from stacks.simulator.flows.failures import Failure, read_failures
+from stacks.simulator.report.day_figures import day_page, draw_days
 from stacks.simulator.report.day_json import simulation_json
 from stacks.simulator.report.day_text import simulation_text
-from stacks.simulator.report.plot import draw_days, draw_traces, require_plot
+from stacks.simulator.report.plot import draw_traces, require_plot
 from stacks.simulator.report.trace_report import replay_json, replay_text
 from stacks.simulator.requests.columns import ReplayColumn, play_traces
 from stacks.simulator.requests.trace import read_trace, read_window
@@ -81,8 +82,6 @@ class _Days:
         draw_days(self.columns, path)
 
     def page(self) -> str:
-        from stacks.simulator.report.day_page import day_page  # half a second to import
-
         return day_page(self.columns)
 
 

@@ -26,7 +26,7 @@ def show_published(plan: Plan, report: Report) -> Iterator[Figure]:
     """Yield a figure of nodes in use, planned and published, and a table of all that was published."""
     spec = plan.spec
     if (
-        spec.model.catalog in deepseek_day.MODELS
+        spec.named_model[1] in deepseek_day.MODELS
         and set(spec.gpu_names) == {deepseek_day.GPU}
         and spec.traffic is not None
         and (spec.traffic.input_tokens, spec.traffic.output_tokens) == deepseek_day.TOKENS
@@ -40,7 +40,7 @@ def show_published(plan: Plan, report: Report) -> Iterator[Figure]:
 
 
 def _nodes_in_use(plan: Plan) -> Steps:
-    areas, tops = [], {}
+    areas, tops = list[Area](), dict[int, int]()
     for phase, shape in reversed(by_phase(plan.phases)):
         boxes = []
         for begin, end, units in count_units(plan, phase, plan.schedule.steps if plan.schedule else ()):

@@ -1,15 +1,16 @@
-"""A simulated day on the plan's page."""
+"""A simulated day on the plan's page, and as a picture."""
 
 import re
 from html import unescape
 
 import numpy as np
+import pytest
 
 from planner.report.page.figures import draw
 from stacks.cli import main
 from stacks.simulator.flows.day import DayColumn, simulate_day
 from stacks.simulator.flows.failures import Failure
-from stacks.simulator.report.day_page import PANELS, _draw, _lines, day_page
+from stacks.simulator.report.day_figures import PANELS, _draw, _lines, day_page, draw_days
 from stacks.simulator.report.day_text import figure_rows
 from stacks.simulator.variants import Variant
 from tests.planner.test_shipped_specs import SPECS
@@ -41,14 +42,28 @@ def test_a_line_is_the_curve(published_day):
 
 
 def test_a_line_has_a_gap_while_nobody_is_answered(pair):
-    """After decode and the only spare have failed at 12:40, no line of TPOT goes on."""
+    """After decode and the only spare have failed at 12:40, no line of a latency goes on."""
     decode = next(unit for unit in pair.units if unit.phase == "decode")
     day = simulate_day(pair, failures=[Failure("node-22", 0), Failure(decode.nodes[0], 760)])
-    (tpot,) = (panel for panel in PANELS if panel.title == "TPOT, mean")
-    figure = _draw(tpot, [DayColumn(WRITTEN, day)], ["as written"])
+    latencies = [panel for panel in PANELS if panel.title.endswith(", mean")]
+    figures = [_draw(panel, [DayColumn(WRITTEN, day)], ["as written"]) for panel in latencies]
+    ends = [max(at for line in each.lines if line.kind == "variant0" for at, _ in line.points) for each in figures]
 
-    assert max(minute for line in figure.lines if line.kind == "variant0" for minute, _ in line.points) <= 761
-    assert figure.table.rows[-1][-1] == "-"
+    assert [end <= 761 for end in ends] == [True, True]
+    assert [each.table.rows[-1][-1] for each in figures] == ["-", "-"]
+
+
+def test_a_day_is_drawn_as_a_picture(published_day, tmp_path):
+    """The same bytes each time, in the format that the file's name asks for."""
+    pytest.importorskip("matplotlib")
+    heads = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    for name in ("one", "other"):
+        for form in heads:
+            draw_days([DayColumn(WRITTEN, published_day)], tmp_path / f"{name}.{form}")
+    drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    assert [form for form, head in heads.items() if not drawn[f"one.{form}"].startswith(head)] == []
+    assert [form for form in heads if drawn[f"one.{form}"] != drawn[f"other.{form}"]] == []
 
 
 def test_variants_have_a_line_each_and_more_are_in_the_table(published_day):

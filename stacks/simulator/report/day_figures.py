@@ -1,4 +1,4 @@
-"""Simulated days as a section of the plan's page: a figure for each panel of the picture, with a line for each variant.
+"""Simulated days as a section of the plan's page and as a picture: figures with a line for each variant.
 
 A single variant has lines of the slowest and the fastest speed beside it, as its prediction allows. A minute in which
 no request is answered has no latency: the line has a gap there.
@@ -6,15 +6,18 @@ no request is answered has no latency: the line has a gap there.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from planner.command.printed import write_result
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, MINUTE_S, hh_mm
 from planner.facts.quantities import MS_PER_S
 from planner.report.page.day import HOURS
 from planner.report.page.figures import Line, Steps, Table
 from planner.report.page.page import plan_page
 from planner.report.page.sections import Section
+from planner.report.picture import draw_sections
 from planner.spec.operating_point import SloSpec
 from stacks.simulator.flows.curves import Curve, Curves
 from stacks.simulator.flows.day import DayColumn
@@ -24,7 +27,7 @@ from stacks.simulator.report.day_text import day_notes, describe_day, figure_row
 from stacks.simulator.report.figures import shorten_titles
 from stacks.simulator.speed import Level
 
-__all__ = ["day_page"]
+__all__ = ["day_page", "draw_days"]
 
 SPEEDS: dict[Level, tuple[str, str]] = {  # level -> (kind of line, words)
     "low": ("slowest", "at the slowest speed"),
@@ -41,27 +44,39 @@ class _Panel:
     title: str
     unit: str
     value: Callable[[Service, Curves], Curve]
-    asked: Callable[[Service, Curves], Curve] | None = None  # what is asked for, drawn once
+    # what is drawn once, for the first variant: kind of line, words, value
+    beside: tuple[str, str, Callable[[Service, Curves], Curve]] | None = None
     promised: Callable[[SloSpec], float | None] = lambda _: None
 
 
 def day_page(columns: Sequence[DayColumn]) -> str:
     """Return the HTML page of the first variant's plan, which begins with the simulated days of all variants."""
+    return plan_page(columns[0].day.plan.plan, more=[_section(columns)])
+
+
+def draw_days(columns: Sequence[DayColumn], path: Path) -> None:
+    """Draw all variants into the file at `path`, whose ending is the format. Raises OutputError if that fails."""
+    plan = columns[0].day.plan.plan
+    write_result(path, draw_sections(plan, None, [_section(columns)], path.suffix.removeprefix(".")))
+
+
+def _section(columns: Sequence[DayColumn]) -> Section:
     heads, long = shorten_titles([each.variant.title for each in columns])
     head, *rows = figure_rows(columns, heads)
     figures = [Table(head, rows, "Figures of the day"), *(_draw(panel, columns, heads) for panel in PANELS)]
     notes = Table(("what happened",), [(each,) for each in [*long, *day_notes(columns, heads)]], "Notes")
-    intro = f"{describe_day(columns[0]).capitalize()} of traffic played over the plan, minute by minute."
-    section = Section("simulated", "The simulated day", intro, [(None, each) for each in (*figures, notes)])
-    return plan_page(columns[0].day.plan.plan, more=[section])
+    day = describe_day(columns[0])
+    intro = f"{day[0].upper()}{day[1:]}, minute by minute."
+    return Section("simulated", "The simulated day", intro, [(None, each) for each in (*figures, notes)])
 
 
 def _draw(panel: _Panel, columns: Sequence[DayColumn], heads: Sequence[str]) -> Steps:
     drawn, legend = list[tuple[str, Curve]](), dict[str, str]()
     first = columns[0].day
-    if panel.asked is not None:
-        drawn.append(("asked", panel.asked(first.services["mid"], first.curves["mid"])))
-        legend["asked"] = "what traffic asks for" + (f", {heads[0]}" if len(columns) > 1 else "")
+    if panel.beside is not None:
+        kind, words, value = panel.beside
+        drawn.append((kind, value(first.services["mid"], first.curves["mid"])))
+        legend[kind] = words + (f", {heads[0]}" if len(columns) > 1 else "")
     if len(columns) == 1:
         for level, (kind, words) in SPEEDS.items():
             drawn.append((kind, panel.value(first.services[level], first.curves[level])))
@@ -122,9 +137,18 @@ PANELS = (
         "Output",
         "tokens/s",
         lambda _, curves: curves.tokens / MINUTE_S,
-        asked=lambda service, curves: curves.asked * service.request.output / MINUTE_S,
+        beside=(
+            "asked",
+            "what traffic asks for",
+            lambda service, curves: curves.asked * service.request.output / MINUTE_S,
+        ),
     ),
-    _Panel("Nodes that are on", "nodes", lambda _, curves: curves.nodes_on),
+    _Panel(
+        "Nodes that are on",
+        "nodes",
+        lambda _, curves: curves.nodes_on,
+        beside=("served", "with those that warm up or drain", lambda _, curves: curves.nodes_taken),
+    ),
     _Panel("TTFT, mean", "s", mean_ttft, promised=lambda slo: slo.ttft_ms and slo.ttft_ms / MS_PER_S),
     _Panel("TPOT, mean", "ms", lambda _, curves: mean_tpot(curves) * MS_PER_S, promised=lambda slo: slo.tpot_ms),
     _Panel("KV in use", "% of the room", lambda _, curves: 100 * curves.kv_used),
