@@ -42,9 +42,9 @@ from runtime.gateway.ranks.served_tokenizer import ServedTokenizer
 from runtime.gateway.telemetry.metrics import GatewayMetrics
 from runtime.gateway.telemetry.request_log import JsonLines
 from runtime.gateway.telemetry.tracing import configure_traces
-from runtime.gateway.tenants.admission import BATCHES_AHEAD, Admission, LineLimits, num_ahead
+from runtime.gateway.tenants.admission import BATCHES_AHEAD, Admission, QueueLimits, num_ahead
 from runtime.gateway.tenants.keys import KeyRing
-from runtime.gateway.tenants.resumption_line import ResumptionLine
+from runtime.gateway.tenants.resumption_queue import ResumptionQueue
 from runtime.launch import GatewayLaunch
 from runtime.protocol.metrics_server import serve_metrics
 from runtime.protocol.sockets import listen
@@ -77,11 +77,12 @@ def run(
     weights_file: Path | None = None,
     tokenizer_file: Path | None = None,
 ) -> None:
-    """Serve on `address` until SIGTERM or SIGINT, then drain for `drain_s`. Raise RuntimeFailure.
+    """Serve on `address` until SIGTERM or SIGINT, then drain for `drain_s`.
 
     With a file of `keys`, only their holders may call. With a certificate in the folder `tls`, ranks need one as well.
     `policy` chooses ranks. The limits of keys and the places to wait are divided among `num_gateways`, which remember
-    in `weights_file` and `tokenizer_file` which weights and which tokenizer they serve with.
+    in `weights_file` and `tokenizer_file` which weights and which tokenizer they serve with. Raises RuntimeFailure if a
+    file cannot be read or a port is taken.
     """
     _log_json_lines()
     key_ring = None if keys is None else KeyRing(keys, num_gateways)
@@ -99,8 +100,8 @@ def run(
         limits, stall_timeout_s = _rank_limits(launch), launch.stall_timeout_s
         registry = Registry(launch.kv_digest, limits, stall_timeout_s, policy, units, weights_file, served_tokenizer)
         metrics = GatewayMetrics(measured, model.name)
-        resumptions = ResumptionLine(registry, metrics, launch.resume_timeout_s)
-        admission = Admission(resumptions, metrics, _line_limits(launch, num_gateways))
+        resumptions = ResumptionQueue(registry, metrics, launch.resume_timeout_s)
+        admission = Admission(resumptions, metrics, _queue_limits(launch, num_gateways))
         schemas = _make_schemas(launch, model)
         shares_kv = launch.sharing == "all"
         gateway = Gateway(model, schemas, admission, metrics, int(time.time()), key_ring, traces, shares_kv)
@@ -127,7 +128,7 @@ def _log_json_lines() -> None:
 
 
 def _tune_garbage_collection() -> None:
-    """Make Python collect cycles less often, and never look at the objects that exist now.
+    """Make Python collect cycles less often, and never visit the objects that exist now.
 
     Each token makes some objects. With Python's own threshold, collections came so often that 2,000 streams spent a
     fifth of their time on them.
@@ -148,11 +149,11 @@ def _rank_limits(launch: GatewayLaunch) -> RankLimits:
     return RankLimits(launch.limits.max_requests, launch.limits.kv_tokens, _num_ahead(launch))
 
 
-def _line_limits(launch: GatewayLaunch, num_gateways: int) -> LineLimits:
-    """Return the limits of the lines. The gateways share the places of requests that are not sent ahead."""
+def _queue_limits(launch: GatewayLaunch, num_gateways: int) -> QueueLimits:
+    """Return the limits of the queues: each gateway's part of the requests that may wait here instead of at ranks."""
     prompt_tokens_ahead = BATCHES_AHEAD * launch.limits.max_batch_tokens
     num_queued = (launch.max_queued_requests - _num_ahead(launch)) // num_gateways
-    return LineLimits(num_queued, prompt_tokens_ahead, launch.resume_timeout_s)
+    return QueueLimits(num_queued, prompt_tokens_ahead, launch.resume_timeout_s)
 
 
 def _num_ahead(launch: GatewayLaunch) -> int:
@@ -202,7 +203,7 @@ def _configure_uvicorn(gateway: Gateway, drain_s: float) -> uvicorn.Config:
 
 
 def _stop(server: uvicorn.Server, taking: asyncio.Task[None], admission: Admission, drain_s: float) -> None:
-    """Accept no more connections. After `drain_s` fail running answers, so that uvicorn finds nothing to cancel.
+    """Accept no more connections. After `drain_s`, fail the running answers, so that uvicorn has none to cancel.
 
     uvicorn itself stops at these signals, but raises them again when it is done. Without our handler that would kill
     us. uvicorn has handled this signal already, so its state does not show whether it is the second one.

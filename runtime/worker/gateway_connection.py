@@ -40,7 +40,7 @@ from runtime.protocol.messages import (
 )
 from runtime.protocol.sockets import detect_vanished_peer, write_or_hang_up
 from runtime.protocol.tls import Impostor, Trust, call, explain_tls_failure, seconds_valid
-from runtime.worker.renewal import Line, renew_before_expiry
+from runtime.worker.renewal import GatewayStreams, renew_before_expiry
 
 __all__ = ["GatewayAddress", "GatewayLink", "Refused", "complain"]
 
@@ -87,7 +87,7 @@ class GatewayLink:
         return self._writer is not None
 
     async def run(self) -> None:
-        """Keep the connection open until cancelled. Raise Refused if the gateway refuses this rank for good."""
+        """Keep the connection open until cancelled. Raises Refused if the gateway refuses this rank for good."""
         complained = False
         while True:
             pause_s = RETRY_S
@@ -138,37 +138,37 @@ class GatewayLink:
         if self._loaded_hello != self._hello:
             self.send(self._loaded_hello)
 
-    async def _serve(self, line: Line) -> None:
+    async def _serve(self, streams: GatewayStreams) -> None:
         """Send Hello, then read from the gateway, on this connection and its renewals, until the gateway is gone."""
-        self._writer, self.gateway, self.is_dismissed, self.is_refused = line[1], "", False, False
+        self._writer, self.gateway, self.is_dismissed, self.is_refused = streams[1], "", False, False
         self.send(self._hello)
         self._say_loaded_hello()
         self.send(self._state)
         if self._load is not None:
             self.send(self._load)
-        next_line: Line | None = line
+        next_streams: GatewayStreams | None = streams
         try:
-            while next_line is not None:
-                next_line = await self._follow(next_line)
+            while next_streams is not None:
+                next_streams = await self._follow(next_streams)
         finally:
             self._writer.close()
             self._writer = None
 
-    async def _follow(self, line: Line) -> Line | None:
+    async def _follow(self, streams: GatewayStreams) -> GatewayStreams | None:
         """Read from the gateway until it closes the connection. Return the new connection if the rank has moved."""
         trust = self._address.trust
-        moving = None if trust is None else asyncio.create_task(self._move_before_expiry(trust, line))
+        moving = None if trust is None else asyncio.create_task(self._move_before_expiry(trust, streams))
         try:
             with suppress(TimeoutError):  # the gateway's certificate has expired
-                async with asyncio.timeout(seconds_valid(line[1])):
-                    await self._hear(line[0])
+                async with asyncio.timeout(seconds_valid(streams[1])):
+                    await self._hear(streams[0])
             return moving.result() if moving is not None and moving.done() else None
         finally:
             if moving is not None:
                 moving.cancel()
-            line[1].close()
+            streams[1].close()
 
-    async def _move_before_expiry(self, trust: Trust, old: Line) -> Line:
+    async def _move_before_expiry(self, trust: Trust, old: GatewayStreams) -> GatewayStreams:
         """Open a new connection before a certificate ends, and send everything there from then on."""
         new, ticket = await renew_before_expiry(self._address.host, self._address.port, trust, self._hello, old)
         self.send(Moved(ticket))
@@ -181,7 +181,7 @@ class GatewayLink:
             self._take(frame[0])
 
     def _take(self, message: FromGateway) -> None:
-        """Act on messages about the line, and pass on the others."""
+        """Act on messages about the connection, and pass on the others."""
         match message:
             case Rejected(reason=reason):
                 raise Refused(f"the gateway refuses this rank: {reason}")

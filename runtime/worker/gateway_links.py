@@ -8,7 +8,7 @@ A new gateway is called when the name leads to it. A gateway that is gone is for
 it. No gateway needs another. When a gateway is gone, its requests are aborted here as soon as they have a token to
 send: the gateway has failed them, and nobody else knows of them. A rank ends when every gateway refuses it, not before.
 While gateways are replaced, old and new ones run side by side, and a rank that the new ones refuse still answers
-requests of the old ones. `gateway_connection.py` keeps each line up.
+requests of the old ones. `gateway_connection.py` keeps each connection up.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ class GatewayLinks:
                 self._tasks.pop(address).cancel()
 
     async def _keep_connected(self, address: str, link: GatewayLink) -> None:
-        """Keep one gateway's connection open until cancelled. Raise Refused if every gateway refuses this rank."""
+        """Keep one gateway's connection open until cancelled. Raises Refused if every gateway refuses this rank."""
         complained = False
         while True:
             try:

@@ -9,10 +9,10 @@ limits how long this may take (`node.py`).
 
 from typing import Protocol
 
-__all__ = ["Leaving", "Line"]
+__all__ = ["Leaving", "RankNetwork"]
 
 
-class Line(Protocol):
+class RankNetwork(Protocol):
     """The functions of a rank's network that leaving needs."""
 
     def say_draining(self) -> None:
@@ -28,8 +28,8 @@ class Line(Protocol):
 class Leaving:
     """One rank's part in the end of its unit."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, network: RankNetwork) -> None:
+        self._network = network
         self._is_told = False
         self.has_begun = False
 
@@ -41,9 +41,9 @@ class Leaving:
         """Say once that this rank is draining."""
         if not self._is_told:
             self._is_told = True
-            self._line.say_draining()
+            self._network.say_draining()
 
     @property
     def is_free(self) -> bool:
         """True if an idle rank may end: no request is on its way to or from it."""
-        return self._line.is_dismissed() and not self._line.is_handing_over()
+        return self._network.is_dismissed() and not self._network.is_handing_over()

@@ -19,16 +19,18 @@ from runtime.protocol.messages import FromGateway, Hello, Renewal, Renewed
 from runtime.protocol.sockets import detect_vanished_peer
 from runtime.protocol.tls import Trust, call, seconds_valid
 
-__all__ = ["Line", "renew_before_expiry"]
+__all__ = ["GatewayStreams", "renew_before_expiry"]
 
 LOOK_S = 30.0  # assumed: certificates last for hours; a look only reads the dates of three files
 RENEWED_AFTER = 0.75  # share of the remaining validity: cert-manager renews a certificate after two thirds of its life
 ANSWER_TIMEOUT_S = 10.0  # assumed: twice as long as a gateway waits for a handshake
 
-Line = tuple[FrameReader[FromGateway], asyncio.StreamWriter]
+GatewayStreams = tuple[FrameReader[FromGateway], asyncio.StreamWriter]
 
 
-async def renew_before_expiry(host: str, port: int, trust: Trust, hello: Hello, old: Line) -> tuple[Line, str]:
+async def renew_before_expiry(
+    host: str, port: int, trust: Trust, hello: Hello, old: GatewayStreams
+) -> tuple[GatewayStreams, str]:
     """Wait until the connection should be renewed. Return a new one, and the ticket to send last on `old`.
 
     If the gateway does not answer, try again until cancelled.
@@ -46,7 +48,7 @@ async def renew_before_expiry(host: str, port: int, trust: Trust, hello: Hello, 
                 pass  # the old connection is still open
 
 
-async def _renew(host: str, port: int, trust: Trust, hello: Hello) -> tuple[Line, str]:
+async def _renew(host: str, port: int, trust: Trust, hello: Hello) -> tuple[GatewayStreams, str]:
     stream, writer = await call(host, port, trust)
     try:
         detect_vanished_peer(writer)

@@ -32,7 +32,7 @@ Opening = Literal["thinking", "content", "undecided"]
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The form in which to read an answer. `tool_calls` is None if there are no tools."""
+    """The form of an answer's text, by which it is split. `tool_calls` is None if there are no tools."""
 
     opening: Opening = "content"
     tool_calls: ToolCallForm | None = None
@@ -44,7 +44,7 @@ class AnswerForm:
 
     @property
     def call_end(self) -> str:
-        """The mark after a call's arguments."""
+        """The mark that follows a tool call's arguments."""
         return CALL_END if self.tool_calls == "plain" else FENCE_END + CALL_END
 
 
@@ -76,9 +76,9 @@ AnswerPart = Thought | Words | CallPart
 
 
 def read_opening(prompt: str) -> Opening:
-    """Return how the answer begins, judged by the end of the prompt.
+    """Return how the answer begins, judged by the end of the prompt: thinking, content or undecided.
 
-    It is undecided where the prompt ends with neither mark: some models write <think> themselves.
+    It is undecided if the prompt ends with neither mark: some models write <think> themselves.
     """
     prompt_end = prompt.rstrip()
     if prompt_end.endswith(THINK_BEGIN):
@@ -104,7 +104,7 @@ class AnswerReader:
         return self._state == self._read_thought
 
     def push(self, text: str, *, is_last: bool = False) -> Sequence[AnswerPart]:
-        """Return the parts that are certain after this piece of text. `is_last` says that no text follows."""
+        """Add a piece of text, and return the parts that are certain now. `is_last` says that no text follows."""
         self._text += text
         self._is_last = is_last
         parts: list[AnswerPart] = []
@@ -181,9 +181,9 @@ class AnswerReader:
             self._skips_space = not self._text
 
     def _read_until(self, mark: str) -> tuple[str, bool]:
-        """Take the text before `mark`, and the mark itself. Return the text, and whether the mark has come.
+        """Take the text before `mark`, and the mark itself. Return (text, whether the mark has come).
 
-        Without a mark, keep the end of the text that may begin one.
+        If it has not, leave the end of the text that may be a beginning of the mark.
         """
         text, mark_found, rest = self._text.partition(mark)
         if mark_found:
@@ -195,6 +195,6 @@ class AnswerReader:
 
 
 def _partial_mark_length(text: str, mark: str) -> int:
-    """Return how many characters at the end of `text` are a beginning of the mark."""
+    """Return how many characters at the end of `text` may be the beginning of the mark."""
     lengths = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((length for length in lengths if text.endswith(mark[:length])), 0)

@@ -41,7 +41,7 @@ from runtime.gateway.ranks.registry import Registry
 from runtime.gateway.telemetry.metrics import GatewayMetrics
 from runtime.gateway.telemetry.request_log import CallRecord, RequestLog, peer_address
 from runtime.gateway.telemetry.tracing import Traces
-from runtime.gateway.tenants.admission import Admission, Line, caller_name
+from runtime.gateway.tenants.admission import Admission, AdmissionQueue, caller_name
 from runtime.gateway.tenants.keys import Account, KeyRing, Spending
 
 __all__ = ["Gateway", "create_app"]
@@ -119,7 +119,10 @@ def create_app(gateway: Gateway) -> Starlette:
 
 
 class Authentication:
-    """Refuses requests without a known key before their body is read. The account travels in the request's state."""
+    """Refuses requests without a known key before their body is read.
+
+    Routes find the account in the request's state.
+    """
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -254,7 +257,10 @@ async def _answer(
 async def _read_call(
     request: Request, read: Callable[[bytes, ServedModel, int | None], PendingCall], stack: ExitStack
 ) -> tuple[Call, IdempotentCall]:
-    """Return the call in the request's body, and the record of its idempotency key. Raise ApiError."""
+    """Return the call in the request's body, and the record of its idempotency key.
+
+    Raises ApiError if the body is wrong, if its key is over its limit, or if there is no room for it.
+    """
     gateway: Gateway = request.app.state.gateway
     account: Account = request.state.account
     account.check_tokens()
@@ -268,14 +274,17 @@ async def _read_call(
         def prepare() -> Call:
             return pending.prepare().assign_tenant(None if gateway.shares_kv else account.name)
 
-        call = await _process_body(request, len(raw), prepare)  # tokenizing and naming a long prompt take a while
+        call = await _process_body(request, len(raw), prepare)  # tokenizing and hashing a long prompt take a while
         return call, idempotent
 
 
 async def _start_generation(
     request: Request, call: Call, idempotent: IdempotentCall, request_id: str, stack: ExitStack
 ) -> Generation:
-    """Take what the call needs from its account, and put it in line. `stack` closes both. Raise ApiError."""
+    """Charge the call to its account and queue its requests. `stack` ends both.
+
+    Raises ApiError if a limit is reached, if there is no room, or if the schema cannot be followed.
+    """
     gateway: Gateway = request.app.state.gateway
     account: Account = request.state.account
     spending = account.begin(len(call.requests), call.max_tokens, is_stream=call.stream)
@@ -290,7 +299,7 @@ async def _start_generation(
 
 
 async def _check_schema(request: Request, call: Call) -> None:
-    """Raise ApiError if no answer can follow the call's JSON schema. All choices share one schema."""
+    """Raises ApiError if no answer can follow the call's JSON schema. All choices share one schema."""
     schema = call.requests[0].sampling.json_schema
     if schema is None:
         return
@@ -301,7 +310,10 @@ async def _check_schema(request: Request, call: Call) -> None:
 
 
 def _find_idempotent_call(request: Request, raw: bytes) -> IdempotentCall:
-    """Return the record of the request's idempotency key, a new one if the key is unknown. Raise ApiError."""
+    """Return the record of the request's idempotency key, a new one if the key is unknown.
+
+    Raises ApiError if the key is malformed or came with another body.
+    """
     gateway: Gateway = request.app.state.gateway
     key = request.headers.get(HEADER)
     return gateway.idempotency.find_call(key, request.state.account.name, request.scope["path"], raw)
@@ -322,7 +334,9 @@ def _close_call(generation: Generation, spending: Spending, idempotent: Idempote
 
 
 async def _process_body(request: Request, num_bytes: int, work: Callable[[], T]) -> T:
-    """Return the result of `work` on a body of `num_bytes`. If the client leaves first, it never begins.
+    """Return the result of `work` on a body of `num_bytes`.
+
+    It is never called if the client leaves before it begins.
 
     A small body gets no thread: while the event loop is busy, switching threads takes longer than the work.
     """
@@ -336,14 +350,14 @@ async def _process_body(request: Request, num_bytes: int, work: Callable[[], T])
     return await run_while_connected(request, done())
 
 
-def _refuse_early(num_choices: int, line: Line, request: Request) -> None:
-    """Raise ApiError for more choices than there is room for, before they cost the tokenizer time or memory.
+def _refuse_early(num_choices: int, queue: AdmissionQueue, request: Request) -> None:
+    """Raises ApiError if there is no room for so many choices, before they cost the tokenizer time or memory.
 
     While no unit is ready, a call of usual size goes on, so that its client still learns what is wrong with it.
     """
     caller = caller_name(request)
-    if num_choices > MAX_CHOICES or line.room(caller) is not None:
-        line.check(caller, num_choices)
+    if num_choices > MAX_CHOICES or queue.room(caller) is not None:
+        queue.check(caller, num_choices)
 
 
 async def _read_all(generation: Generation, num_choices: int) -> list[Delta]:
@@ -402,7 +416,7 @@ def _answer_api_error(request: Request, error: ApiError) -> Response:
 
 
 def _answer_http_error(request: Request, error: HTTPException) -> Response:
-    """Answer an unknown path, naming the known ones, or a method that the path does not have."""
+    """Answer with an error: an unknown path, with the list of known ones, or a method that the path does not have."""
     message = f"{request.method} {request.scope['path']}: {error.detail.lower()}"
     if error.status_code == 404:
         message += f"; there are {', '.join(ROUTES)}"
@@ -417,7 +431,7 @@ def _answer_client_left(request: Request, error: ClientDisconnect) -> Response:
 
 
 def _answer_our_bug(request: Request, error: Exception) -> Response:
-    """Answer with an error in OpenAI's shape. The traceback goes to the log."""
+    """Answer status 500 in OpenAI's form. The traceback goes to the log."""
     request.app.state.gateway.metrics.failed.inc()
     body = ApiError(500, "the gateway failed; its log says why", type="server_error", code="internal_error").body()
     return JSONResponse(body, status_code=500)

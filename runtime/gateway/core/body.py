@@ -323,14 +323,14 @@ BodyKind = TypeVar("BodyKind", bound=Body)
 
 
 def parse_body(raw: bytes, kind: type[BodyKind]) -> BodyKind:
-    """Return the raw body as `kind`. Raise ApiError, naming the parameter."""
+    """Return the raw body as `kind`. Raises ApiError, with the name of the parameter, if it is not one."""
     return convert_body(read_object(raw), kind)
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object in the raw body. Raise ApiError.
+    """Return the JSON object in the raw body. Raises ApiError if there is none, or if it has too many values.
 
-    A body of too many values is refused before it is parsed, because parsing blocks every other thread.
+    Too many values are refused before parsing, because parsing blocks every other thread.
     """
     if _count_characters(raw, b"[", b"{") > MAX_CONTAINERS or _count_characters(raw, b",") > MAX_VALUES:
         raise too_many_values(MAX_VALUES, MAX_CONTAINERS)
@@ -344,7 +344,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
 
 
 def convert_body(document: dict[str, Any], kind: type[BodyKind]) -> BodyKind:
-    """Return the JSON object as `kind`. Raise ApiError, naming the parameter."""
+    """Return the JSON object as `kind`. Raises ApiError, with the name of the parameter, if it does not fit."""
     present = {name: value for name, value in document.items() if not _is_absent(name, value, kind)}
     _refuse_unsupported(present, kind)
     try:
@@ -373,7 +373,7 @@ def _refuse_unsupported(present: dict[str, Any], kind: type[Body]) -> None:
 
 
 def _suggest_field(name: str, kind: type[Body]) -> str:
-    """Return a hint: to write the route's own field that does the same as `name`, or else to leave it out."""
+    """Return `write FIELD` if the route has a field that does the same as `name`; otherwise `leave it out`."""
     our_name = next((each for each in OUR_NAMES.get(name, ()) if each in kind.__struct_fields__), None)
     return f"write {our_name}" if our_name else "leave it out"
 
@@ -401,7 +401,7 @@ def _check_stream_options(body: GenerationBody) -> None:
 
 
 def _explain_misfit(complaint: str) -> ApiError:
-    """Return the error for msgspec's complaint, with the parameter that it names."""
+    """Return the error for a complaint of msgspec, with the parameter that the complaint names."""
     location = BAD_FIELD.search(complaint) or MISSING_FIELD.search(complaint)
     param = location and location[1]
     return invalid(f"{param}: {complaint}" if param else complaint, param)

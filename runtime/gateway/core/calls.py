@@ -18,7 +18,7 @@ from runtime.gateway.core.body import ChatBody, CompletionBody, convert_body, pa
 from runtime.gateway.core.conversation import ChatPrompt, Conversation, Json, Message, render_chat_prompt
 from runtime.gateway.core.tokenizer import Tokenizer
 from runtime.gateway.edge.http_errors import ApiError, invalid, unknown_model, unsupported, unusable_schema
-from runtime.gateway.ranks.prefix_index import NO_NAMES, BlockNames, name_blocks
+from runtime.gateway.ranks.prefix_index import NO_HASHES, BlockHashes, hash_blocks
 from runtime.gateway.tenants.keys import make_salt
 from runtime.protocol.json_grammar import explain_unread_schema
 from runtime.protocol.messages import Sampling
@@ -55,8 +55,8 @@ class ServedModel:
 class GenerationRequest:
     """One prompt, ready for a prefill rank. `answer` is the form in which to read its text; None means plain text.
 
-    The prompt reuses cached KV only of requests with the same `cache_salt`, which is a hash (`keys.py`). `block_names`
-    are the gateway's own names of the prompt's blocks (`prefix_index.py`), which follow the salt.
+    The prompt reuses cached KV only of requests with the same `cache_salt`, which is a hash (`keys.py`). `block_hashes`
+    are the gateway's own hashes of the prompt's blocks (`prefix_index.py`), which depend on the salt.
     """
 
     prompt_ids: list[int]
@@ -64,7 +64,7 @@ class GenerationRequest:
     stops: tuple[str, ...]
     answer: AnswerForm | None = None
     cache_salt: str = ""
-    block_names: BlockNames = field(default_factory=lambda: NO_NAMES, compare=False)  # implied by prompt and salt
+    block_hashes: BlockHashes = field(default_factory=lambda: NO_HASHES, compare=False)  # implied by prompt and salt
 
 
 @dataclass(frozen=True)
@@ -83,24 +83,24 @@ class Call:
     body_salt: str | None = None  # `cache_salt` as the body has it
 
     def assign_tenant(self, name: str | None) -> "Call":
-        """Return the call with its tenant's cache salts, so that only a tenant's own prompts share KV.
+        """Return a copy with the tenant's cache salt and block hashes of each prompt, so that tenants share no KV.
 
-        Naming the blocks takes time and memory for each prompt.
+        Hashing takes time and memory for each prompt.
         """
         salt = make_salt(name, self.body_salt)
         prompts = {id(request.prompt_ids): request.prompt_ids for request in self.requests}
-        names = {key: name_blocks(salt, prompt_ids) for key, prompt_ids in prompts.items()}
+        hashes = {key: hash_blocks(salt, prompt_ids) for key, prompt_ids in prompts.items()}
         return replace(
             self,
             requests=tuple(
-                replace(request, cache_salt=salt, block_names=names[id(request.prompt_ids)])
+                replace(request, cache_salt=salt, block_hashes=hashes[id(request.prompt_ids)])
                 for request in self.requests
             ),
         )
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens, of prompts and answers, that the call's usage may report."""
+        """The most tokens, of prompts and answers together, that the call may use."""
         return self.num_prompt_tokens + sum(request.sampling.max_tokens for request in self.requests)
 
 
@@ -116,7 +116,10 @@ class PendingCall:
 
 
 def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
-    """Read the body of /v1/completions. A seed in the body wins over `seed`. Raise ApiError."""
+    """Read the body of /v1/completions. A seed in the body takes precedence over `seed`.
+
+    Raises ApiError if the body is wrong or asks for what is not supported.
+    """
     body = parse_body(raw, CompletionBody)
     check_model(body.model, model)
     if body.best_of is not None and body.best_of != (body.n or 1):
@@ -125,12 +128,18 @@ def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> 
 
 
 def read_chat(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
-    """Read the body of /v1/chat/completions. A seed in the body wins over `seed`. Raise ApiError."""
+    """Read the body of /v1/chat/completions. A seed in the body takes precedence over `seed`.
+
+    Raises ApiError if the body is wrong or asks for what is not supported.
+    """
     return read_chat_document(read_object(raw), model, seed)
 
 
 def read_chat_document(document: Json, model: ServedModel, seed: int | None = None) -> PendingCall:
-    """Read the JSON object that is the body of /v1/chat/completions. Raise ApiError."""
+    """Read the body of /v1/chat/completions, already parsed as a JSON object.
+
+    Raises ApiError if it is wrong or asks for what is not supported.
+    """
     body = convert_body(document, ChatBody)
     check_model(body.model, model)
     requested_tokens = body.max_completion_tokens or body.max_tokens
@@ -142,13 +151,16 @@ def read_chat_document(document: Json, model: ServedModel, seed: int | None = No
 
 
 def check_model(name: str | None, model: ServedModel) -> None:
-    """Raise ApiError if the body names another model."""
+    """Raises ApiError if the body names a model that is not served."""
     if name not in (None, model.name):
         raise unknown_model(name, model.name)
 
 
 def encode_prompts(prompt: str | list[Any], model: ServedModel, param: str = "prompt") -> list[list[int]]:
-    """Return the token ids of each prompt, for all forms that `prompt` may have. Raise ApiError, naming `param`."""
+    """Return the token ids of each prompt, for all forms that `prompt` may have.
+
+    Raises ApiError, with the name `param`, if a prompt is too long or has an unknown token.
+    """
     if isinstance(prompt, str):
         return [_encode_text(prompt, model, param)]
     if prompt and all(isinstance(item, int) for item in prompt):
@@ -162,7 +174,10 @@ def encode_prompts(prompt: str | list[Any], model: ServedModel, param: str = "pr
 
 
 def num_prompts(prompt: str | list[Any]) -> int:
-    """Return how many prompts `prompt` holds, even if malformed. A list that begins with a number is one prompt."""
+    """Return the number of prompts in `prompt`, even if it is malformed.
+
+    A list that begins with a number is one prompt.
+    """
     is_one = isinstance(prompt, str) or all(isinstance(item, int) for item in prompt[:1])
     return 1 if is_one else len(prompt)
 
@@ -193,7 +208,7 @@ def _encode_text(text: str, model: ServedModel, param: str) -> list[int]:
 
 
 def check_length(text: str, model: ServedModel) -> None:
-    """Raise ApiError if the text is surely too long, without encoding all of it."""
+    """Raises ApiError if the text surely has too many tokens. Not all of it is encoded."""
     limit = model.max_request_tokens
     if model.tokenizer.is_too_long(text, limit):
         rule = f"this model takes {limit:,} tokens, prompt and answer together; this prompt of {len(text):,} characters"
@@ -201,7 +216,10 @@ def check_length(text: str, model: ServedModel) -> None:
 
 
 def check_num_messages(messages: Sequence[Message], model: ServedModel) -> None:
-    """Raise ApiError for more messages than the model takes tokens, before the template renders them."""
+    """Raises ApiError if there are more messages than the model takes tokens.
+
+    Called before the template renders them.
+    """
     limit = model.max_request_tokens
     if len(messages) > limit:
         rule = f"this model takes {limit:,} tokens, prompt and answer together; {len(messages):,} messages have more"
@@ -209,7 +227,7 @@ def check_num_messages(messages: Sequence[Message], model: ServedModel) -> None:
 
 
 def check_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str = "prompt") -> list[int]:
-    """Return the ids as a list. Raise ApiError, naming `param`, for no ids or one that the model does not know."""
+    """Return the ids as a list. Raises ApiError, with the name `param`, if there are none or the model lacks one."""
     if not ids:
         raise invalid(f"{param} is an empty list of token ids", param)
     unknown = [token_id for token_id in ids if not 0 <= token_id < tokenizer.num_token_ids]
@@ -228,16 +246,16 @@ def _render_prompt(body: ChatBody, document: Json, tokenizer: Tokenizer) -> Chat
 
 
 def _read_tool_choice(body: ChatBody) -> bool:
-    """Return whether the model may call tools. Raise ApiError if the body demands a call."""
+    """Return whether the model may call tools. Raises ApiError if the body demands a call."""
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice is only supported as none or auto by this server", "tool_choice")
     return bool(body.tools) and body.tool_choice != "none"
 
 
 def _read_json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
-    """Return the JSON schema that the answer must follow, or None; all choices share one text.
+    """Return the JSON schema that the answer must follow, as one text for all choices; None if there is none.
 
-    Raise ApiError if the answer cannot be JSON or the schema is too large. `schemas.py` checks its content.
+    Raises ApiError if the answer cannot be JSON or the schema is too large. `schemas.py` checks its content.
     """
     schema = body.json_schema()
     if schema is None:
@@ -301,7 +319,7 @@ def _build_call(
 
 
 def _stop_strings(body: CompletionBody | ChatBody, answer: AnswerForm | None) -> tuple[str, ...]:
-    """Return the texts that end an answer. Without parallel tool calls, the end of the first call is one of them."""
+    """Return the texts that end an answer. Without parallel tool calls, the end mark of a call is one of them."""
     is_single = isinstance(body, ChatBody) and body.parallel_tool_calls is False
     if is_single and answer is not None and answer.tool_calls is not None:
         return (*body.stop_strings(), answer.call_end)

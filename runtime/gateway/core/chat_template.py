@@ -53,12 +53,12 @@ class ChatTemplate:
 
     @property
     def renders_tools(self) -> bool:
-        """True if the text lists the tools."""
+        """True if the template lists the tools in the prompt."""
         return "tools" in self.variables
 
     @property
     def renders_tool_results(self) -> bool:
-        """True if the text shows what tools returned."""
+        """True if the template shows the results of tools in the prompt."""
         return TOOL_ROLE.search(self.source) is not None
 
     @property
@@ -80,13 +80,13 @@ class ChatTemplate:
 
     @property
     def options(self) -> frozenset[str]:
-        """The variables that a caller may set. Jinja looks up no name that is not in the source."""
+        """The variables that a caller may set: all names in the template's source that it does not define."""
         return self.variables - RESERVED_VARIABLES
 
     def render(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
     ) -> str:
-        """Return the conversation's text, up to where the assistant speaks. It raises whatever the template raises."""
+        """Return the conversation as text, up to where the assistant speaks. Raises whatever the template raises."""
         template = self.with_tools if tools else self.plain
         variables = {"messages": messages, "add_generation_prompt": True} | ({"tools": tools} if tools else {})
         text = _join_pieces(template.generate(**options, **self.special_texts, **variables))
@@ -97,7 +97,10 @@ class ChatTemplate:
 def load_chat_template(
     folder: Path, configured: str | list[NamedTemplate] | None, special_texts: dict[str, str]
 ) -> ChatTemplate | None:
-    """Return the folder's template, or None. `configured` is from tokenizer_config.json. Raise CheckpointError."""
+    """Return the folder's template; None if it has none. `configured` is from tokenizer_config.json.
+
+    Raises CheckpointError if the template is broken.
+    """
     file = folder / "chat_template.jinja"
     if file.exists():
         place, sources = file, {"default": _read_template(file)}
@@ -152,7 +155,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Evaluate an operator, or refuse it. Raise SecurityError."""
+        """Evaluate an operator. Raises SecurityError if its result could be too large."""
         if operator == "**":
             raise SecurityError(f"a chat template may not use {operator}")
         if operator == "*" and _product_size(left, right) > MAX_REPEATED:
@@ -162,14 +165,17 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, or refuse it. Macros and types may get any number: they repeat nothing themselves."""
+        """Call a function.
+
+        Large arguments are refused, except those of macros and types, which repeat nothing themselves.
+        """
         if not isinstance(function, Macro | type):
             _check_numbers((*args, *kwargs.values()))
         return super().call(context, function, *args, **kwargs)
 
 
 def _product_size(left: Any, right: Any) -> int:
-    """Return the items of a text or list times a number, or about the bits of a product of numbers."""
+    """Return the size of a product: items, for a text or list times a number; about its bits, for two numbers."""
     for one, times in ((left, right), (right, left)):
         if isinstance(one, Sized) and isinstance(times, int):
             return len(one) * times
@@ -191,7 +197,7 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
 
 
 def _delay_filter(name: str, plain: jinja2.Environment) -> Callable[..., Any]:
-    """Return the filter with a context parameter: Jinja evaluates other filters while it compiles a template."""
+    """Return the filter `name`, made to take a context: Jinja evaluates others already when it compiles a template."""
 
     @jinja2.pass_context
     def apply_filter(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:

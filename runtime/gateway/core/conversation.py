@@ -66,7 +66,7 @@ class TextPart(OpenPart):
     text: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse other types, and a part of type text without text. Raise ValueError."""
+        """Raises ValueError for a part of another type, or a part of type text without text."""
         if self.type != "text":
             raise ValueError(f"a part of type {self.type} is not supported: this server reads text only")
         if self.text is None:
@@ -137,7 +137,7 @@ class ToolName(Part):
 
 
 class NamedTool(Part):
-    """A demand that this tool be called."""
+    """A demand that the model call this tool."""
 
     type: Literal["function"]
     function: ToolName
@@ -145,7 +145,7 @@ class NamedTool(Part):
 
 @dataclass(frozen=True)
 class Conversation:
-    """The messages, and the tools that may be called: each as a checked object, and as JSON from the body."""
+    """A chat's messages, and the tools that may be called. Each is there as a checked object and as the body's JSON."""
 
     messages: Sequence[Message]
     raw_messages: Sequence[Json]
@@ -164,9 +164,10 @@ class ChatPrompt:
 def render_chat_prompt(
     conversation: Conversation, options: dict[str, Any], template: ChatTemplate | None
 ) -> ChatPrompt:
-    """Return the conversation's text up to where the assistant speaks, or goes on speaking.
+    """Return the conversation as text, up to where the assistant speaks or goes on speaking.
 
-    `options` are variables for the template, which may ignore them. Raise ApiError.
+    `options` are variables for the template, which may ignore them. Raises ApiError if there is no template, or if it
+    cannot render the conversation.
     """
     messages, tools = conversation.messages, conversation.tools
     if template is None:
@@ -200,7 +201,7 @@ def _check_tools(tools: Sequence[Tool], template: ChatTemplate) -> None:
 
 
 def _read_options(options: dict[str, Any], template: ChatTemplate) -> dict[str, Any]:
-    """Return the options that the template reads. Raise ApiError for a variable that callers may not set."""
+    """Return the options that the template reads. Raises ApiError for a variable that callers may not set."""
     read = {name: value for name, value in options.items() if name in template.variables}
     reserved = sorted(read.keys() - template.options)
     if reserved:
@@ -215,7 +216,7 @@ def _describe_error(error: Exception) -> str:
 
 
 def _check_message(message: Message, place: str, template: ChatTemplate, *, is_last: bool) -> None:
-    """Raise ApiError if the template would drop a part of the message or fail on it."""
+    """Raises ApiError if the template would drop a part of the message or fail on it."""
     has_content = message.role == "assistant" or message.content is not None
     wrong = {
         "content: null is only for the assistant": not has_content,
@@ -278,9 +279,9 @@ def _adapt_call(call: ToolCall, document: Json, template: ChatTemplate) -> Json:
 
 
 def _begin_answer(last: Message, prompt: str, opening: Opening) -> tuple[str, Opening]:
-    """Return the prompt with the answer's beginning, which the caller wrote, and how the answer goes on.
+    """Return the prompt with the beginning of the answer that the caller wrote, and how the model's part opens.
 
-    If answers begin with thoughts, any words of the caller end them.
+    If answers begin with thoughts, any words of the caller end the thoughts.
     """
     words = last.text or ""
     if opening != "thinking":

@@ -32,19 +32,22 @@ class TextStream:
         return self._matcher.has_matched
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Return the text that is certain after this token, often none. Look for stop strings only if it `may_stop`."""
+        """Add a token, and return the text that is certain now (often none).
+
+        Stop strings count only if it `may_stop`.
+        """
         is_known = token_id < len(self._token_bytes)  # a model's vocabulary may be padded beyond its tokenizer's
         text = self._utf8.decode(self._token_bytes[token_id] if is_known else b"")
         self.num_characters += len(text)
         return self._matcher.push(text) if may_stop else text
 
     def finish(self) -> str:
-        """Return the text held back; a character that was never completed becomes U+FFFD."""
+        """Return the text that was held back. An incomplete character becomes U+FFFD."""
         return self._matcher.push(self._utf8.decode(b"", final=True)) + self._matcher.release()
 
 
 class StopMatcher:
-    """Passes text on until one of `stops` is in it.
+    """Passes text on until it contains one of `stops`.
 
     A character costs a few steps for each stop string, however long it is and however much of it has matched. That
     matters because callers choose the strings and, by biases, the text (D. E. Knuth, J. H. Morris, V. R. Pratt 1977).
@@ -57,7 +60,7 @@ class StopMatcher:
         self.has_matched = False
 
     def push(self, text: str) -> str:
-        """Return the text that can no longer be part of a stop string."""
+        """Add text, and return the text that can no longer be part of a stop string."""
         if not self._stops:
             return text
         if self.has_matched:
@@ -73,7 +76,7 @@ class StopMatcher:
         return text[:certain]
 
     def release(self) -> str:
-        """Return the text held back, once nothing can follow it."""
+        """Return the text that was held back, once no text follows it."""
         pending, self._pending = self._pending, ""
         return pending
 

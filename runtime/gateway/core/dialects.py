@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Dialect(ABC):
-    """Writes the answer of one call as its route wants it. `created` is in seconds since 1970."""
+    """Writes the answer of one call in the form of its route. `created` is in seconds since 1970."""
 
     id: str
     created: int
@@ -53,7 +53,7 @@ class Dialect(ABC):
 
 @dataclass
 class ChunkDialect(Dialect):
-    """Streams chunks, each of which looks like an answer of a few words.
+    """Streams an answer in chunks, each of which looks like a short answer.
 
     With `include_usage` every chunk has the key `usage`. It is null in all but the last chunk, unless the call asks for
     the usage in every chunk.
@@ -64,7 +64,7 @@ class ChunkDialect(Dialect):
     @property
     @abstractmethod
     def objects(self) -> tuple[str, str]:
-        """The names of a whole answer and of a chunk."""
+        """The `object` fields of a whole answer and of a chunk."""
 
     @abstractmethod
     def write_choice(self, delta: Delta) -> Json:
@@ -108,7 +108,7 @@ class CompletionDialect(ChunkDialect):
     objects = ("text_completion", "text_completion")
 
     def write_choice(self, delta: Delta) -> Json:
-        """Return the text, plain."""
+        """Return the choice, with its text."""
         return {
             "index": delta.index,
             "text": delta.text,
@@ -117,7 +117,7 @@ class CompletionDialect(ChunkDialect):
         }
 
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """Return the text, plain."""
+        """Return the text that the delta adds."""
         return self.write_choice(delta)
 
 
@@ -140,7 +140,7 @@ class ChatDialect(ChunkDialect):
         return {"index": delta.index, "message": message} | _chat_ending(delta)
 
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """Return what the delta adds to the message. At an end without text that is only the finish_reason."""
+        """Return what the delta adds to the message. Its last delta may add only the finish_reason."""
         parts = delta_parts(delta)
         growth: Json = {"role": "assistant"} if is_first else {}
         if any(isinstance(part, Thought) for part in parts):
@@ -214,7 +214,7 @@ def _join_text(parts: Sequence[AnswerPart], kind: type[Words] | type[Thought]) -
 
 
 def _group_calls(parts: Sequence[AnswerPart]) -> list[list[CallPart]]:
-    """Return a list of pieces for each tool call."""
+    """Return the pieces of tool calls as a list for each call."""
     by_index: dict[int, list[CallPart]] = {}
     for part in parts:
         if isinstance(part, CallPart):
@@ -232,7 +232,7 @@ def _join_call(pieces: list[CallPart]) -> Json:
 
 
 def _chat_ending(delta: Delta) -> Json:
-    """Return the keys that a chat's choice and chunk share."""
+    """Return the logprobs and finish_reason, which a chat's choices and chunks write in the same way."""
     logprobs = None if delta.logprobs is None else {"content": list(map(_logprob_row, delta.logprobs)), "refusal": None}
     return {"logprobs": logprobs, "finish_reason": delta.finish_reason}
 

@@ -27,7 +27,7 @@ from runtime.gateway.ranks.rank_connection import Rank, RankReply
 from runtime.gateway.ranks.rank_load import RequestSize
 from runtime.gateway.telemetry.metrics import GatewayMetrics
 from runtime.gateway.tenants.admission import Admission
-from runtime.gateway.tenants.resumption_line import ResumptionLine
+from runtime.gateway.tenants.resumption_queue import ResumptionQueue
 from runtime.protocol.messages import Abort, Embed, Embedding, Failed
 
 __all__ = ["EmbeddingCall", "EmbeddingsRequest", "embeddings_json", "read_embeddings"]
@@ -51,7 +51,7 @@ class EmbeddingsRequest:
 
 
 def read_embeddings(raw: bytes, model: ServedModel) -> EmbeddingsRequest:
-    """Read the body of /v1/embeddings. Raise ApiError."""
+    """Read the body of /v1/embeddings. Raises ApiError if the body is wrong or a prompt is too long."""
     body = parse_body(raw, EmbeddingsBody)
     check_model(body.model, model)
     if num_prompts(body.input) > MAX_INPUTS:
@@ -77,53 +77,53 @@ def embeddings_json(request: EmbeddingsRequest, embeddings: list[bytes], model_n
 
 
 class EmbeddingCall:
-    """The prompts of one embeddings call, at their ranks. Its creator must close it."""
+    """The prompts of one embeddings call while ranks compute them. Its creator must close it."""
 
     def __init__(
         self, prompts: list[list[int]], size: int, caller: str, admission: Admission, metrics: GatewayMetrics
     ) -> None:
-        """Put every prompt in line. Raise ApiError if there is no room for them."""
-        self._line = admission.embeddings
-        self._line.check(caller, len(prompts))
+        """Queue every prompt. Raises ApiError if there is no room for them."""
+        self._queue = admission.embeddings
+        self._queue.check(caller, len(prompts))
         self._metrics = metrics
         self._prompts = [_Prompt(prompt_ids, size, admission.resumptions, metrics) for prompt_ids in prompts]
         metrics.waiting.inc(len(prompts))
         self._turns = [
-            self._line.join(caller, len(prompt_ids), prompt.try_to_start, prompt.give_up)
+            self._queue.join(caller, len(prompt_ids), prompt.try_to_start, prompt.give_up)
             for prompt_ids, prompt in zip(prompts, self._prompts, strict=True)
         ]
 
     @property
     def units(self) -> dict[str, str]:
-        """The units that had the prompts, with their digests."""
+        """Unit -> unit digest, for the units that had the prompts."""
         return {unit: digest for prompt in self._prompts for unit, digest in prompt.units.items()}
 
     async def gather(self) -> list[bytes]:
-        """Return each prompt's embedding. Raise ApiError if one failed."""
+        """Return each prompt's embedding. Raises ApiError if one failed."""
         return list(await asyncio.gather(*(prompt.answer for prompt in self._prompts)))
 
     def close(self) -> None:
         """Abort the prompts that are not answered yet."""
         for prompt, turn in zip(self._prompts, self._turns, strict=True):
             prompt.close()
-            self._line.end(turn, turn.cost)
+            self._queue.end(turn, turn.cost)
         self._metrics.waiting.dec(len(self._prompts))
 
 
 class _Prompt:
-    """One prompt to embed: at a rank, or in line for another rank after the first was lost."""
+    """One prompt to embed: at a rank, or queued for another rank after the first was lost."""
 
-    def __init__(self, prompt_ids: list[int], size: int, resumptions: ResumptionLine, metrics: GatewayMetrics) -> None:
+    def __init__(self, prompt_ids: list[int], size: int, resumptions: ResumptionQueue, metrics: GatewayMetrics) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.units: dict[str, str] = {}
         self._prompt_ids, self._size, self._resumptions, self._metrics = prompt_ids, size, resumptions, metrics
         self._request_id = ""
         self._rank: Rank | None = None
         self._num_resumptions = 0
-        self._leave_line: Callable[[], None] = lambda: None
+        self._leave_queue: Callable[[], None] = lambda: None
 
     def try_to_start(self) -> bool:
-        """Send the prompt to a rank that has room; return whether there was one."""
+        """Send the prompt to a rank that has room. Return whether there was one."""
         registry, size = self._resumptions.registry, RequestSize(len(self._prompt_ids), 0)
         rank = registry.choose_embedding_rank(size) if registry.embedding_room() else None
         if rank is None:
@@ -143,7 +143,7 @@ class _Prompt:
     def close(self) -> None:
         """Abort the prompt if it is not answered yet."""
         self.answer.cancel()
-        self._leave_line()
+        self._leave_queue()
         if self._rank is not None and self._rank.unsubscribe(self._request_id):
             self._rank.send(Abort(self._request_id))
 
@@ -155,7 +155,7 @@ class _Prompt:
             self.answer.set_result(message.values)
         elif isinstance(message, Failed) and message.may_retry and self._num_resumptions < MAX_RESUMPTIONS:
             self._num_resumptions += 1
-            self._leave_line = self._resumptions.join(
+            self._leave_queue = self._resumptions.join(
                 self.try_to_start, lambda why: self.give_up(f"{message.reason}, and {why}"), self._num_resumptions - 1
             )
         else:

@@ -27,7 +27,7 @@ from runtime.gateway.ranks.rank_load import RequestSize, largest_size
 from runtime.gateway.telemetry.metrics import GatewayMetrics, RequestClock
 from runtime.gateway.telemetry.tracing import Phase
 from runtime.gateway.tenants.admission import Admission
-from runtime.gateway.tenants.fair_line import Turn, cost
+from runtime.gateway.tenants.fair_queue import Turn, cost
 from runtime.protocol.messages import Failed, Token
 
 __all__ = ["Delta", "Generation"]
@@ -37,10 +37,13 @@ MAX_UNREAD_TOKENS = 4096  # assumed, of each choice: a minute of a fast answer, 
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What a token adds to choice `index` of an answer; `text` may be empty. A choice's last delta has a finish_reason.
+    """What a token adds to choice `index` of an answer; `text` may be empty.
 
-    `parts` is the text split into thoughts, words and tool calls, or None for a plain answer. `logprobs` is None unless
-    the call asks for them.
+    A choice's last delta has a finish_reason.
+
+    `parts` is the text split into thoughts, words and tool calls; None for a plain answer. `logprobs` is None unless
+    the
+    call asks for them.
     """
 
     index: int
@@ -51,15 +54,15 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Generation:
-    """The prompts of one call, answered side by side. Its creator must close it."""
+    """The prompts of one call while ranks answer them. Its creator must close it."""
 
     def __init__(
         self, call: Call, caller: str, admission: Admission, tokenizer: Tokenizer, metrics: GatewayMetrics
     ) -> None:
-        """Put all prompts of the call in line, or none. Raise ApiError if there is no room for them."""
+        """Queue all prompts of the call. Raises ApiError, and queues none, if there is no room for them."""
         sizes = [_expected_size(request, metrics) for request in call.requests]
         admission.answers.check(caller, len(sizes), largest_size(sizes))
-        self._line = admission.answers
+        self._queue = admission.answers
         self._choices = [Choice(index, request, tokenizer) for index, request in enumerate(call.requests)]
         self._num_unfinished = len(self._choices)
         self._inbox: deque[tuple[int, Token | Failed]] = deque()
@@ -88,7 +91,10 @@ class Generation:
 
     @property
     def num_hit_tokens(self) -> int:
-        """The number of prompt tokens that came from the cache, for each prompt the fewest of its choices."""
+        """The number of prompt tokens that came from the cache.
+
+        Of a prompt's choices, the one with the fewest counts.
+        """
         of_prompts = groupby(self._requests, lambda request: id(request.prompt_ids))
         return sum(min(request.num_hit_tokens for request in of_prompt) for _, of_prompt in of_prompts)
 
@@ -99,7 +105,7 @@ class Generation:
 
     @property
     def units(self) -> dict[str, str]:
-        """The units that had the prompts, with their digests."""
+        """Unit -> unit digest, for the units that had the prompts."""
         return {unit: digest for request in self._requests for unit, digest in request.units.items()}
 
     @property
@@ -114,7 +120,7 @@ class Generation:
         return None if None in counts else sum(count or 0 for count in counts)
 
     async def next_delta(self) -> Delta | None:
-        """Return the next delta of any choice, or None when all are complete. Raise ApiError if a prompt failed."""
+        """Return the next delta of any choice; None when all are complete. Raises ApiError if a prompt failed."""
         while not self.is_answered:
             if (delta := self.poll_delta()) is not None:
                 return delta
@@ -143,7 +149,7 @@ class Generation:
         return None
 
     def close(self) -> None:
-        """Abort everything that still runs and drop the tokens that nobody has read."""
+        """Abort what still runs, and drop the tokens that were not read."""
         self._end_all()
         self._inbox.clear()
 
@@ -153,12 +159,14 @@ class Generation:
 
     def _join(self, caller: str, index: int) -> Turn:
         request, size = self._requests[index], self._sizes[index]
-        return self._line.join(caller, cost(size.prompt_tokens, size.new_tokens), request.try_to_start, request.give_up)
+        return self._queue.join(
+            caller, cost(size.prompt_tokens, size.new_tokens), request.try_to_start, request.give_up
+        )
 
     def _end(self, index: int, *, answered: bool = False) -> None:
         request = self._requests[index]
         request.end(answered=answered)
-        self._line.end(self._turns[index], cost(self._sizes[index].prompt_tokens, request.num_generated))
+        self._queue.end(self._turns[index], cost(self._sizes[index].prompt_tokens, request.num_generated))
 
     def _receive(self, index: int, message: Token | Failed) -> None:
         """Keep a token until it is read. Ranks do not wait for readers, so a call whose reader stalls fails."""
@@ -175,7 +183,7 @@ def _expected_size(request: GenerationRequest, metrics: GatewayMetrics) -> Reque
 
 
 class Choice:
-    """One choice of the answer so far."""
+    """One choice of the answer, as far as it has come."""
 
     def __init__(self, index: int, request: GenerationRequest, tokenizer: Tokenizer) -> None:
         self._index = index
@@ -189,7 +197,7 @@ class Choice:
         self.finish_reason: FinishReason | None = None
 
     def push(self, token: Token) -> Delta:
-        """Add a token, and return the text and logprobs that are certain now as a delta."""
+        """Add a token. Return the text and logprobs that are certain now, as a delta."""
         self.num_tokens += 1
         if self.num_thinking_tokens is not None and self._reader is not None:
             self.num_thinking_tokens += self._reader.is_thinking
@@ -204,7 +212,10 @@ class Choice:
         return Delta(self._index, text, self.finish_reason, logprobs, parts)
 
     def _read_parts(self, text: str) -> Sequence[AnswerPart] | None:
-        """Return the parts of the text. A choice with tool calls that stops by itself finishes with "tool_calls"."""
+        """Return the parts of the text; None for a plain answer.
+
+        A finished choice with tool calls ends with "tool_calls".
+        """
         if self._reader is None:
             return None
         parts = self._reader.push(text, is_last=self.finish_reason is not None)

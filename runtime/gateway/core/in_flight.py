@@ -25,12 +25,14 @@ GATEWAY = secrets.token_hex(8)  # names this process in request ids, so that ran
 
 
 def new_request_id() -> str:
-    """Return the id of a request of this gateway, as `messages.gateway_name` reads it."""
+    """Return a new request id, `GATEWAY-NUMBER`, by which ranks know the request's gateway."""
     return f"{GATEWAY}-{uuid4().hex}"
 
 
 class InFlightRequest:
-    """A request at a pair of ranks. `deliver` gets its tokens in the order the model made them, or its failure.
+    """A request at a pair of ranks.
+
+    `deliver` gets its tokens in the order in which the model made them, or its failure.
 
     The request fails if a rank sends a token id outside the vocabulary of `num_token_ids`, a token twice, more tokens
     than were requested, logprobs that were not, or a prefix hit that is longer than the prompt.
@@ -49,19 +51,21 @@ class InFlightRequest:
 
     @property
     def ranks(self) -> tuple[Rank, Rank]:
-        """The rank that computes the prompt, and the one that computes the tokens."""
+        """The rank that computes the prompt, and the rank that generates the tokens."""
         return self._prefill, self._decode
 
     def start(self, request: GenerationRequest, generated: Sequence[int], size: RequestSize) -> int:
-        """Send the prompt to its ranks, with the tokens that lost ranks generated. `size` counts these as prompt.
+        """Send the prompt, with the tokens that lost ranks have generated, to its ranks.
 
-        Return how many tokens of the prompt its rank is expected to hold.
+        `size` counts these as prompt.
+
+        Return how many tokens of the prompt its rank is expected to have in its cache.
         """
         self._next_index, self._max_tokens = len(generated), request.sampling.max_tokens
         self._num_logprobs, self._num_prompt_tokens = request.sampling.num_logprobs, len(request.prompt_ids)
-        num_held = self._prefill.subscribe(self.request_id, size, self._receive, request.block_names)
+        num_held = self._prefill.subscribe(self.request_id, size, self._receive, request.block_hashes)
         if self._decode is not self._prefill:
-            self._decode.subscribe(self.request_id, size, self._receive, request.block_names)
+            self._decode.subscribe(self.request_id, size, self._receive, request.block_hashes)
         prompt = self.request_id, request.prompt_ids, request.sampling
         salt = request.cache_salt
         self._prefill.send(Prefill(*prompt, *self._arrange_kv_transfer(), generated=list(generated), cache_salt=salt))
@@ -99,7 +103,7 @@ class InFlightRequest:
             self._take_token(rank, message)
 
     def _find_fault(self, token: Token) -> str | None:
-        """Return what is wrong with the token, or None."""
+        """Return what is wrong with the token; None if nothing is."""
         if not self._is_in_vocabulary(token):
             return "a token id outside the vocabulary"
         if not self._has_requested_logprobs(token):
@@ -113,7 +117,7 @@ class InFlightRequest:
         return None
 
     def _take_token(self, rank: Rank, token: Token) -> None:
-        """Pass the token on with the early ones that follow it, or keep it until its turn."""
+        """Pass the token on, with later ones that came early, or keep it until its turn."""
         if token.index > self._next_index:
             self._early_tokens[token.index] = token
             return
@@ -126,7 +130,10 @@ class InFlightRequest:
         self._deliver(Failed(self.request_id, reason, may_retry))
 
     def _name_both_ranks(self, rank: Rank) -> str:
-        """Return both ranks' names for a failure that the prefill rank reports: the decode rank may be at fault."""
+        """Return ` (PREFILL, which hands over to DECODE)` for a failure for which the decode rank may be to blame.
+
+        Empty if only one rank can be at fault.
+        """
         if rank is not self._prefill or self._prefill is self._decode or rank.state == "lost":
             return ""
         return f" ({self._prefill}, which hands over to {self._decode})"

@@ -19,7 +19,10 @@ __all__ = ["LogprobStream", "TokenLogprobs"]
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """One token of an answer, after `offset` characters. `best` are the likeliest tokens in its place, best first."""
+    """One token's logprobs.
+
+    The token begins after `offset` characters; `best` are the likeliest in its place, best first.
+    """
 
     offset: int
     token: Spelling
@@ -36,7 +39,7 @@ class LogprobStream:
         self._num_sent = 0
 
     def push(self, token_id: int, logprobs: Logprobs, offset: int) -> None:
-        """Hold a token's logprobs. `offset` is the number of characters before the token."""
+        """Hold a token's logprobs. `offset` is the number of characters of the answer before it."""
         best = tuple((self._tokenizer.spell(other), logprob) for other, logprob in logprobs.best)
         self._pending.append(TokenLogprobs(offset, self._tokenizer.spell(token_id), logprobs.chosen, best))
 

@@ -64,7 +64,10 @@ EVENTS = "text/event-stream"
 
 @cache
 def encoded_description() -> bytes:
-    """Return the OpenAPI document as JSON. It is made once: it takes milliseconds, and anybody may ask for it."""
+    """Return the OpenAPI document as JSON.
+
+    It is made once, since that takes milliseconds and anybody may ask for it.
+    """
     return msgspec.json.encode(describe())
 
 

@@ -75,7 +75,7 @@ class ResponsesDialect(Dialect):
         return "incomplete" if self._is_cut else "completed"
 
     def _grow(self, delta: Delta) -> Iterator[Json]:
-        """Add a delta's parts to the answer's items, and yield the events of that."""
+        """Add a delta's parts to the answer's items, and yield the events for them."""
         for part in delta_parts(delta):
             if not self._items or not self._items[-1].takes(part):
                 yield from self._begin_item(part)
@@ -83,14 +83,14 @@ class ResponsesDialect(Dialect):
         self._is_cut = delta.finish_reason == "length"
 
     def _begin_item(self, part: AnswerPart) -> Iterator[Json]:
-        """End the last item, which does not take the part, and begin the item that the part belongs to."""
+        """End the last item, and begin one for the part. Yield the events of both."""
         if self._items:
             yield from self._items[-1].end("completed")
         self._items.append(_make_item(part, len(self._items)))
         yield from self._items[-1].begin()
 
     def _end_last_item(self) -> Iterator[Json]:
-        """End the last item. An empty answer is a message without words."""
+        """End the last item, and yield its events. An empty answer gets a message without words."""
         if not self._items:
             yield from self._begin_item(Words(""))
         yield from self._items[-1].end(self._status)
@@ -117,7 +117,7 @@ class ResponsesDialect(Dialect):
 
 
 class Item(ABC):
-    """Item `index` of an answer to /v1/responses. `document` is its JSON so far."""
+    """Item number `index` of an answer to /v1/responses. `document` is its JSON so far."""
 
     def __init__(self, index: int, prefix: str, document: Json) -> None:
         self.document: Json = {"id": f"{prefix}_{uuid4().hex}", "status": "in_progress"} | document
@@ -131,11 +131,11 @@ class Item(ABC):
 
     @abstractmethod
     def read_text(self, part: AnswerPart) -> str:
-        """Return the text that the part adds."""
+        """Return the text that the part adds to the item."""
 
     @abstractmethod
     def begin_text(self) -> Iterator[Json]:
-        """Yield the events before the first text."""
+        """Yield the events that come before the item's first text."""
 
     @abstractmethod
     def grow_text(self, text: str) -> Json:
@@ -143,7 +143,7 @@ class Item(ABC):
 
     @abstractmethod
     def end_text(self, text: str) -> Iterator[Json]:
-        """Store the full text, and yield the closing events."""
+        """Store the full text, and yield the events that close it."""
 
     def begin(self) -> Iterator[Json]:
         """Yield the events that begin the item."""
@@ -192,7 +192,7 @@ class TextItem(Item):
         return self._place | {"type": f"response.{self._part['type']}.delta", "delta": text} | self._more
 
     def end_text(self, text: str) -> Iterator[Json]:
-        """Yield the whole text, and the part with it."""
+        """Store the full text, and yield the events that close it and its part."""
         whole = self._part | {"text": text}
         self.document["content"] = [whole]
         yield self._place | {"type": f"response.{self._part['type']}.done", "text": text} | self._more
@@ -200,7 +200,7 @@ class TextItem(Item):
 
 
 class CallItem(Item):
-    """A call of a function. Its text is the arguments."""
+    """A call of a function. Its text is the call's arguments."""
 
     def __init__(self, index: int, first: CallPart) -> None:
         document = {"type": "function_call", "call_id": first.id, "name": first.name, "arguments": ""}
@@ -217,7 +217,7 @@ class CallItem(Item):
         return part.arguments
 
     def begin_text(self) -> Iterator[Json]:
-        """Yield nothing: the item has no parts."""
+        """Yield nothing: the item has no parts to announce."""
         yield from ()
 
     def grow_text(self, text: str) -> Json:
@@ -225,7 +225,7 @@ class CallItem(Item):
         return self._place | {"type": "response.function_call_arguments.delta", "delta": text}
 
     def end_text(self, text: str) -> Iterator[Json]:
-        """Yield the whole arguments."""
+        """Store the full arguments, and yield the event that closes them."""
         self.document["arguments"] = text
         done = {"type": "response.function_call_arguments.done", "name": self.document["name"], "arguments": text}
         yield self._place | done

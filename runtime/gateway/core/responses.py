@@ -65,7 +65,7 @@ REQUIRED_KEYS = {  # type of an item -> keys that it must have
 
 
 class InputPart(OpenPart, frozen=True):
-    """A part of a content. Only text is accepted."""
+    """A part of a message's content. Only text is accepted."""
 
     type: str
     text: str | None = None
@@ -128,7 +128,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
 
 
 def read_response(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
-    """Read the body of /v1/responses. Raise ApiError, which may name parameters of a chat."""
+    """Read the body of /v1/responses. Raises ApiError, which may name a chat's parameters, if it is wrong."""
     document = read_object(raw)
     body = convert_body(document, ResponsesBody)
     pending = read_chat_document(_convert_to_chat(body, document), model, seed)
@@ -136,7 +136,7 @@ def read_response(raw: bytes, model: ServedModel, seed: int | None = None) -> Pe
 
 
 def rename_params(error: ApiError) -> ApiError:
-    """Return the error with this route's parameters in place of a chat's."""
+    """Return the error, with the names of a chat's parameters replaced by this route's."""
     if error.code == "unknown_parameter":  # the name is the caller's own
         return error
     begin = CHAT_NAME.match(error.message)
@@ -150,7 +150,7 @@ def _prepare(pending: PendingCall, echo: Json) -> Call:
 
 
 def _convert_to_chat(body: ResponsesBody, document: Json) -> Json:
-    """Return the body of /v1/responses as the body of a chat, in which null means absent."""
+    """Return the body of /v1/responses as a chat's body. A null there means that the field is absent."""
     text = body.text or TextOptions()
     return {
         "model": body.model,
@@ -207,14 +207,14 @@ def _check_tool_choice(body: ResponsesBody) -> str | None:
 
 
 def _convert_items(body: ResponsesBody) -> list[Json]:
-    """Return the items as the messages of a chat. Thoughts that nothing follows are dropped."""
+    """Return the items as a chat's messages. Thoughts with nothing after them are dropped."""
     messages: list[Json] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     for number, item in enumerate(items):
         _add_item(messages, item, f"input[{number}]")
-    return [message for message in messages if message["role"] != "assistant" or _has_spoken(message)]
+    return [message for message in messages if message["role"] != "assistant" or _has_visible_output(message)]
 
 
 def _add_item(messages: list[Json], item: InputItem, place: str) -> None:
@@ -234,19 +234,19 @@ def _add_item(messages: list[Json], item: InputItem, place: str) -> None:
         messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
     elif item.type == "reasoning":
         messages.append({"role": "assistant", "reasoning_content": text or None})
-    elif item.role == "assistant" and last is not None and not _has_spoken(last):
+    elif item.role == "assistant" and last is not None and not _has_visible_output(last):
         last["content"] = text
     else:
         messages.append({"role": item.role, "content": text})
 
 
-def _has_spoken(message: Json) -> bool:
-    """Return whether an assistant's message has more than thoughts."""
+def _has_visible_output(message: Json) -> bool:
+    """Return whether an assistant's message has content or tool calls, not only reasoning."""
     return "content" in message or "tool_calls" in message
 
 
 def _join_text(content: Content | None, place: str) -> str | None:
-    """Return the text of a content, or None. Raise ApiError for parts that are not text."""
+    """Return the content as one text; None if there is none. Raises ApiError if a part is not text."""
     if content is None or isinstance(content, str):
         return content
     for part in content:

@@ -1,6 +1,6 @@
 """Requests that outlive their ranks: they go on at other ranks, and no token is lost or repeated.
 
-    a rank is lost -> its requests join the line -> ranks are ready and have room -> they get the prompt and the tokens
+    a rank is lost -> its requests join the queue -> ranks are ready and have room -> they get the prompt and the tokens
 
 The gateway has the prompt and every token that it passed on. The next ranks compute these again (see `Prefill`). Seed,
 penalties and grammar are functions of the tokens, so the answer goes on as it would have.
@@ -20,7 +20,7 @@ from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RequestSize
 from runtime.gateway.telemetry.metrics import RequestClock
 from runtime.gateway.telemetry.tracing import Phase
-from runtime.gateway.tenants.resumption_line import ResumptionLine
+from runtime.gateway.tenants.resumption_queue import ResumptionQueue
 from runtime.protocol.messages import Failed, PrefixHit, Token
 
 __all__ = ["MAX_RESUMPTIONS", "ResumableRequest"]
@@ -31,14 +31,14 @@ MAX_RESUMPTIONS = 5  # assumed: more than restarts in an answer's time; a reques
 class ResumableRequest:
     """One prompt until its last token, at one pair of ranks after another.
 
-    `deliver` gets its tokens in the order the model made them, or its failure.
+    `deliver` gets its tokens in the order in which the model made them, or its failure.
     """
 
     def __init__(
         self,
         request: GenerationRequest,
         size: RequestSize,
-        resumptions: ResumptionLine,
+        resumptions: ResumptionQueue,
         clock: RequestClock,
         num_token_ids: int,
         deliver: Callable[[Token | Failed], None],
@@ -53,11 +53,11 @@ class ResumableRequest:
         self._num_resumptions = 0
         self._has_ended = False
         self._in_flight: InFlightRequest | None = None
-        self._leave_line: Callable[[], None] = lambda: None
+        self._leave_queue: Callable[[], None] = lambda: None
 
     @property
     def phases(self) -> list[Phase]:
-        """The phases that have begun, at the last pair of ranks. The last phase ends now or with the latest token."""
+        """The phases that have begun at the last pair of ranks. The last phase ends now, or with the latest token."""
         if self._in_flight is None:
             return []
         first, last = self._clock.first_token, self._clock.last_token
@@ -81,7 +81,7 @@ class ResumableRequest:
 
     def try_to_start(self) -> bool:
         """Start or resume at ranks that have room. Return whether there are any."""
-        ranks = self._resumptions.registry.choose_ranks(self._current_size(), self._request.block_names)
+        ranks = self._resumptions.registry.choose_ranks(self._current_size(), self._request.block_hashes)
         if ranks is None:
             return False
         if self._generated and ranks[1].loaded_digest != self._weights:
@@ -99,11 +99,11 @@ class ResumableRequest:
     def end(self, *, answered: bool = False) -> None:
         """End the request wherever it is. A second call does nothing.
 
-        An answer that ended at a stop string is `answered`, although its ranks do not know that it has ended.
+        `answered` is for an answer that ended at a stop string: its ranks do not know that it has ended.
         """
         self._has_ended = True
         self._clock.end(answered=answered)
-        self._leave_line()
+        self._leave_queue()
         if self._in_flight is not None:
             self._in_flight.end()
 
@@ -136,13 +136,16 @@ class ResumableRequest:
             self.give_up(message.reason)
 
     def _resume(self, reason: str) -> None:
-        """Put the request in line for other ranks, after its ranks were lost for `reason`."""
+        """Queue the request for other ranks, after its ranks were lost for `reason`."""
         self._num_resumptions += 1
-        self._leave_line = self._resumptions.join(
+        self._leave_queue = self._resumptions.join(
             self.try_to_start, lambda why: self.give_up(f"{reason}, and {why}"), self._num_resumptions - 1
         )
 
     def _current_size(self) -> RequestSize:
-        """Return the size for the next ranks, to which generated tokens are prompt. At least one token is to come."""
+        """Return the request's size for the next ranks.
+
+        Tokens generated so far are prompt, and at least one is to come.
+        """
         num_generated = len(self._generated)
         return RequestSize(self._size.prompt_tokens + num_generated, max(self._size.new_tokens - num_generated, 1))

@@ -39,7 +39,7 @@ TOO_COSTLY = f"its schema takes over {MAX_CPU_S:g} s or {MAX_MEMORY_BYTES // 2**
 
 
 def main(arguments: list[str]) -> None:
-    """Try the schemas from stdin until it ends."""
+    """Try each schema from stdin until stdin ends."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly when the gateway is gone
     file, vocab_size, *end_of_text = arguments
     tokenizer = read_vocabulary(Path(file), int(vocab_size), int(end_of_text[0]) if end_of_text else None)
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
 
 
 def try_schema(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
-    """Return why no answer can follow the schema, or None. A fork of this process tries it."""
+    """Return why no answer can follow the schema; None if one can. A fork of this process tries it."""
     reader, writer = os.pipe()
     fork = os.fork()
     if fork == 0:
@@ -69,7 +69,7 @@ def _write_reason(reason: str | None) -> None:
 
 
 def _limit_process() -> None:
-    """Limit this process: the kernel ends it after its CPU time, and beyond its memory allocations fail."""
+    """Limit this process's CPU time, after which the kernel ends it, and its memory, beyond which allocations fail."""
     num_pages = int(Path("/proc/self/statm").read_text().split()[0])
     max_bytes = num_pages * resource.getpagesize() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
@@ -95,7 +95,7 @@ def _find_fault(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
 
 
 def _draw_token(mask: bytes, draws: random.Random) -> int:
-    """Return a token that the mask allows: the first one after a random place in the vocabulary."""
+    """Return a random token among those in the first non-empty byte of the mask after a random place."""
     place = draws.randrange(len(mask))
     tail = mask[place:].lstrip(b"\0") or mask.lstrip(b"\0")
     bits = [bit for bit in range(8) if tail[0] >> bit & 1]

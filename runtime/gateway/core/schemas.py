@@ -4,7 +4,7 @@
 
 The process also parses the schema: 64 KiB take tens of milliseconds, too long for the event loop. It starts with the
 first schema, because not everybody asks for JSON and a vocabulary takes memory. Its verdicts are remembered, since
-agents send the same schema again and again. One thread talks to it. Callers take turns (`fair_line.py`), so a caller
+agents send the same schema again and again. One thread talks to it. Callers take turns (`fair_queue.py`), so a caller
 who sends many slow schemas delays another caller's by one.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from runtime.gateway.edge.http_errors import unavailable
-from runtime.gateway.tenants.fair_line import FairLine, Turn
+from runtime.gateway.tenants.fair_queue import FairQueue, Turn
 
 __all__ = ["Schemas"]
 
@@ -33,18 +33,18 @@ MAX_REMEMBERED = 1024
 
 
 class Schemas:
-    """Knows which schemas an answer of this model can follow. `file` is its tokenizer.json."""
+    """Finds out which schemas an answer of this model can follow. `file` is its tokenizer.json."""
 
     def __init__(self, file: Path, vocab_size: int, end_of_text: int | None) -> None:
         self._remembered: OrderedDict[bytes, str | None] = OrderedDict()
         self._trials = _Trials(file, vocab_size, end_of_text)
         self._thread = ThreadPoolExecutor(1, "schemas")
-        self._line = FairLine()
+        self._queue = FairQueue()
         self._start_events: dict[Turn, asyncio.Event] = {}
         self._current: Turn | None = None
 
     async def find_fault(self, caller: str, schema: str) -> str | None:
-        """Return why no answer can follow the schema, or None. Raise ApiError if it cannot be checked now."""
+        """Return why no answer can follow the schema; None if one can. Raises ApiError if it cannot be checked now."""
         key = hashlib.sha256(schema.encode()).digest()
         if key not in self._remembered:
             self._remember(key, await self._try_in_turn(caller, schema))
@@ -52,7 +52,7 @@ class Schemas:
         return self._remembered[key]
 
     def close(self) -> None:
-        """End the process. Schemas that still wait are not checked."""
+        """End the process. Queued schemas are not checked."""
         self._trials.close()
 
     def _remember(self, key: bytes, reason: str | None) -> None:
@@ -61,9 +61,9 @@ class Schemas:
             self._remembered.popitem(last=False)
 
     async def _try_in_turn(self, caller: str, schema: str) -> str | None:
-        if not self._line.room(caller, MAX_WAITING):
+        if not self._queue.room(caller, MAX_WAITING):
             raise unavailable("too many JSON schemas are being checked; ask again in a while")
-        turn = self._line.join(caller, COST)
+        turn = self._queue.join(caller, COST)
         may_start = self._start_events[turn] = asyncio.Event()
         try:
             self._begin_next()
@@ -75,16 +75,16 @@ class Schemas:
             self._end(turn)
 
     def _begin_next(self) -> None:
-        """Try the first schema in the line, unless one is being tried."""
-        turn = self._line.next_turn()
+        """Try the first queued schema, unless one is being tried."""
+        turn = self._queue.next_turn()
         if turn is not None and self._current is None:
-            self._line.serve(turn)
+            self._queue.serve(turn)
             self._current = turn
             self._start_events[turn].set()
 
     def _end(self, turn: Turn) -> None:
-        """End a turn, whose caller may have left before it came. If it was the current turn, begin the next."""
-        self._line.end(turn, COST)
+        """End a turn, perhaps before it came. If it was the current one, begin the next."""
+        self._queue.end(turn, COST)
         del self._start_events[turn]
         if self._current is turn:
             self._current = None
@@ -92,9 +92,9 @@ class Schemas:
 
 
 class _Trials:
-    """The process that tries schemas, used by one thread.
+    """The process that tries schemas, as one thread uses it.
 
-    A process that does not answer is replaced at the next schema, one that has ended since the last schema at once.
+    A process that does not answer is replaced when the next schema comes. One that has ended is replaced at once.
     """
 
     def __init__(self, file: Path, vocab_size: int, end_of_text: int | None) -> None:
@@ -104,9 +104,10 @@ class _Trials:
         self._is_closed = False
 
     def find_fault(self, schema: str) -> str | None:
-        """Return the process's verdict on the schema. Raise EOFError, OSError, TimeoutError.
+        """Return the process's verdict on the schema. Raises EOFError, OSError or TimeoutError if it gives none.
 
-        The process may have ended since the last schema, for instance where memory is short. Then a new one is asked,
+        The process may have ended since the last schema, for instance where memory is short. Then a new process is
+        asked,
         once.
         """
         if self._process is not None:

@@ -45,7 +45,10 @@ SLACK_TOKENS = 16  # assumed: a cut word has at most so many more
 
 @dataclass(frozen=True)
 class Spelling:
-    """How to write one token by itself. `content` has its bytes, `name` its text; one without text has only a name."""
+    """How to write one token by itself. `content` has its bytes, `name` a text for it.
+
+    A token without text has no content.
+    """
 
     name: str
     content: bytes | None
@@ -64,7 +67,7 @@ class Tokenizer:
     chat_template: ChatTemplate | None
 
     def encode(self, text: str) -> list[int]:
-        """Return a plain prompt's ids, beginning with one BOS if the checkpoint wants it."""
+        """Return the ids of a plain prompt, beginning with one BOS if the checkpoint asks for it."""
         ids = self.encode_whole(text)
         return ids if self.bos_id is None or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
 
@@ -76,7 +79,7 @@ class Tokenizer:
         return Spelling(self.encoder.id_to_token(token_id) or f"token_id:{token_id}", None)
 
     def encode_whole(self, text: str) -> list[int]:
-        """Return the ids of a text that has its BOS already, as a chat's text has.
+        """Return the ids of a text that contains its BOS already, as a chat's text does.
 
         A batch lets other threads run, because it releases the interpreter's lock; a single text does not. The fast
         form does not store each token's place in the text, which would take most of the memory.
@@ -98,10 +101,11 @@ class Tokenizer:
         return False
 
     def _min_num_tokens(self, beginning: str) -> int:
-        """Return a lower bound on the tokens of any text with this beginning.
+        """Return a lower bound on the tokens of any text that starts with `beginning`: its own tokens, less a margin.
 
-        Cutting the text may raise the count: a cut word has a few more tokens, a cut added token one for each of its
-        bytes. An added token may also absorb the spaces before it.
+        A cut at its end may add tokens: a cut word has a few more, a cut added token one for each of its bytes. An
+        added
+        token may also absorb the spaces before it.
         """
         added = self.encoder.get_added_tokens_decoder().values()
         if any(token.lstrip for token in added):
@@ -115,7 +119,7 @@ class Tokenizer:
 
 
 class _Token(msgspec.Struct):
-    """A special token as older files write it: with stripping rules, which are not read."""
+    """A special token in the form of older files: with stripping rules, which are not read."""
 
     content: str
 
@@ -155,7 +159,7 @@ _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read a checkpoint folder's tokenizer. Raise CheckpointError."""
+    """Read a checkpoint folder's tokenizer. Raises CheckpointError if a file is missing or broken."""
     encoder = _read_encoder(folder / "tokenizer.json")
     settings = _read_settings(folder / "tokenizer_config.json", _TokenizerConfig)
     config = _convert_settings(read_text_model(folder).config, folder / "config.json", _ModelConfig)
@@ -175,7 +179,7 @@ def _read_settings(path: Path, kind: type[_Settings]) -> _Settings:
 
 
 def _convert_settings(document: dict[str, Any], path: Path, kind: type[_Settings]) -> _Settings:
-    """Return the fields of `document`, the content of `path`, that `kind` has. Raise CheckpointError."""
+    """Return `document`, the content of `path`, as `kind`. Raises CheckpointError if a field has the wrong type."""
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
@@ -199,7 +203,7 @@ def _read_encoder(path: Path) -> tokenizers.Tokenizer:
 
 @contextmanager
 def _convert_panics() -> Iterator[None]:
-    """Raise RuntimeError for a panic in the library's Rust: a panic is no Exception, so no handler would catch it."""
+    """Raises RuntimeError for a panic in the library's Rust. A panic is no Exception, so no handler would catch it."""
     try:
         yield
     except BaseException as error:
@@ -227,14 +231,14 @@ def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:
 
 
 def byte_characters() -> list[str]:
-    """Return `[256]`: the character for each byte, itself if it prints, or else the next one from U+0100 on."""
+    """Return `[256]`: the character for each byte: itself if printable, otherwise the next one from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     substitutes = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(substitutes)) for byte in range(256)]
 
 
 def _find_leading_bos(folder: Path, encoder: tokenizers.Tokenizer, settings: _TokenizerConfig) -> int | None:
-    """Return the BOS that plain prompts get, or None.
+    """Return the id of the BOS that plain prompts get; None if they get none.
 
     add_bos_token decides. If it is absent, what counts is whether the tokenizer puts a BOS before an empty text.
     """

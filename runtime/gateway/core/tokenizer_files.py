@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 
 def load_served_tokenizer(folder: Path, memory: Path | None) -> tuple[Tokenizer, ServedTokenizer]:
-    """Load the tokenizer from a checkpoint folder. Its files must be those that `memory`, if given, remembers.
+    """Load the tokenizer from a checkpoint folder.
 
-    Raise RuntimeFailure.
+    Raises RuntimeFailure if its files are not those whose digests `memory`, if given, has from an earlier load.
     """
     before = _digests(folder)
     first = (
@@ -50,7 +50,10 @@ def _check_unchanged(folder: Path, digests: dict[str, str], first: list[str]) ->
 
 
 def _recall_first(memory: Path, digests: str) -> str:
-    """Return the digests in the file `memory`, after writing `digests` there if it has none. Raise RuntimeFailure."""
+    """Return the digests in the file `memory`. If there is no file, write `digests` to it and return them.
+
+    Raises RuntimeFailure if the file cannot be read.
+    """
     first = read_first(memory)
     if first is not None:
         return first
@@ -62,7 +65,7 @@ def _recall_first(memory: Path, digests: str) -> str:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the digest of each of the tokenizer's files, by name."""
+    """Return name -> digest of the tokenizer's files."""
     paths = [folder / name for name in TOKENIZER_FILES]
     return {path.name: file_digest(path) if path.exists() else "missing" for path in paths}
 

@@ -16,7 +16,7 @@ __all__ = ["detokenize", "tokenize"]
 
 
 def tokenize(raw: bytes, model: ServedModel) -> dict[str, Any]:
-    """Return the answer to POST /tokenize. Raise ApiError."""
+    """Return the answer to POST /tokenize. Raises ApiError if the body is wrong or its text too long."""
     document = read_object(raw)
     body = convert_body(document, TokenizeBody)
     check_model(body.model, model)
@@ -26,7 +26,7 @@ def tokenize(raw: bytes, model: ServedModel) -> dict[str, Any]:
 
 
 def detokenize(raw: bytes, model: ServedModel) -> dict[str, Any]:
-    """Return the answer to POST /detokenize. Raise ApiError."""
+    """Return the answer to POST /detokenize. Raises ApiError if the body is wrong or an id is unknown."""
     body = parse_body(raw, DetokenizeBody)
     check_model(body.model, model)
     if len(body.tokens) > model.max_request_tokens:

@@ -40,10 +40,11 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Read a request's whole body and yield it; it counts towards the bound until the end of the context.
+        """Read a request's whole body and yield it. It counts towards the bound until the end of the context.
 
-        Raise ApiError if it is compressed, too large or too slow, or if there is no memory for it, and ClientDisconnect
-        if the client leaves.
+        Raises ApiError if it is compressed, too large or too slow, or if memory is short, and ClientDisconnect if the
+        client
+        leaves.
         """
         _check_encoding(request)
         body = bytearray()
@@ -68,14 +69,14 @@ class Bodies:
 
 
 def _check_encoding(request: Request) -> None:
-    """Raise ApiError for a compressed body: a few bytes may expand to gigabytes."""
+    """Raises ApiError for a compressed body: a few bytes may expand to gigabytes."""
     encoding = ", ".join(request.headers.getlist("content-encoding"))
     if encoding.strip().lower() not in ("", "identity"):
         raise compressed_body(encoding)
 
 
 async def run_while_connected(request: Request, work: Coroutine[None, None, T]) -> T:
-    """Return the result of `work`, which is cancelled if the client leaves first. The body must have been read."""
+    """Return the result of `work`. It is cancelled if the client leaves first. The body must have been read."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -93,7 +94,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events. `close` is called however it ends.
+    """A response of server-sent events. `close` is called in the end, whatever happens.
 
     While no event comes, for instance while a unit restarts, a comment is sent every SILENCE_S.
     """

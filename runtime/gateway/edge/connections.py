@@ -123,11 +123,11 @@ class Connection(Protocol):
 
 
 class Guard(Protocol):
-    """Bounds the number of connections at a port."""
+    """Bounds the number of connections at a port by ending old ones."""
 
     @property
     def num_free(self) -> int:
-        """The number of connections that can be accepted without ending another."""
+        """The number of connections that can be accepted without ending others."""
         ...
 
     def make_room(self) -> bool:
@@ -156,7 +156,7 @@ class Connections:
         self._wait_starts[connection] = connection.wait(), time.monotonic()
 
     def note(self, connection: Connection, *, restarts: bool = False) -> None:
-        """Note what the connection waits for now. Its time starts again if that has changed, or if `restarts`."""
+        """Record what the connection waits for now. The time counts anew if that has changed, or if `restarts`."""
         wait = connection.wait()
         limits_s = self._wait_starts.get(connection)
         if limits_s is not None and (restarts or limits_s[0] is not wait):
@@ -173,7 +173,7 @@ class Connections:
 
     @property
     def num_free(self) -> int:
-        """The number of connections that can be accepted without ending another."""
+        """The number of connections that can be accepted without ending others."""
         return max(self.max_connections - len(self._wait_starts), 0)
 
     def make_room(self) -> bool:
@@ -225,7 +225,7 @@ def raise_connection_limit() -> int:
 async def serve_clients(
     listener: socket.socket, connections: Connections, make: Callable[[], asyncio.BaseProtocol]
 ) -> None:
-    """Accept clients' connections and end those that wait too long, until cancelled. Close the listener."""
+    """Accept clients' connections and end those that wait too long, until cancelled. Then close the listener."""
     sweeping = asyncio.get_running_loop().create_task(_sweep(connections))
     try:
         await accept_connections(listener, connections, partial(connect_client, make))
@@ -236,7 +236,7 @@ async def serve_clients(
 async def accept_connections(
     listener: socket.socket, guard: Guard, take: Callable[[socket.socket], Awaitable[None]]
 ) -> None:
-    """Accept connections within the guard's bound and give each to `take`, until cancelled. Close the listener."""
+    """Accept connections within the guard's bound and pass each to `take`, until cancelled. Then close the listener."""
     listener.setblocking(False)
     listener.listen(BACKLOG)
     try:
@@ -252,7 +252,7 @@ async def accept_connections(
 
 
 def encode_refusal(error: ApiError) -> bytes:
-    """Return the HTTP answer that ends a client's connection."""
+    """Return an error as an HTTP answer, after which the client's connection is closed."""
     body = msgspec.json.encode(error.body())
     lines = [f"HTTP/1.1 {error.status} {error.code}", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in (error.headers() | {"Connection": "close"}).items()]
@@ -260,7 +260,7 @@ def encode_refusal(error: ApiError) -> bytes:
 
 
 async def connect_client(make: Callable[[], asyncio.BaseProtocol], client: socket.socket) -> None:
-    """Let the protocol that `make()` returns serve a client."""
+    """Give a client's connection to the protocol that `make()` returns."""
     with suppress(OSError):  # the client has left already
         await asyncio.get_running_loop().connect_accepted_socket(make, client)
 
@@ -275,10 +275,11 @@ def peer_name(client: socket.socket) -> str:
 
 
 async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
-    """Return the sockets of new clients: one, and others that wait as far as there are places; none after a failure.
+    """Wait for a client, and return its socket and those of others that wait, as far as there is room.
 
-    Several are accepted at once, because a connection takes some turns of the event loop, and a busy loop's turns are
-    long.
+    Return none after a failure. Several are accepted at once, because a connection takes some turns of the event loop,
+    and a
+    busy loop's turns are long.
     """
     try:
         clients = [(await asyncio.get_running_loop().sock_accept(listener))[0]]
@@ -294,7 +295,7 @@ async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
 
 
 def _refuse(client: socket.socket, guard: Guard) -> None:
-    """Refuse a client for which there is no place, with an answer if that can be sent without waiting."""
+    """Refuse a client for which there is no room, with an answer if that can be sent without waiting."""
     guard.complain(f"refused {peer_name(client)}: every connection is being answered")
     with client, suppress(OSError):
         client.setblocking(False)

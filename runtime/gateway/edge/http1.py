@@ -63,7 +63,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         return Wait.GATEWAY
 
     def end(self, wait: Wait) -> None:
-        """End the connection. A client in the middle of a head gets an answer."""
+        """End the connection. A client that has sent a part of a head gets an answer."""
         if wait is Wait.REQUEST and self._has_partial_head():
             self._refuse(head_too_slow())
         if wait is Wait.READER or self.transport.get_write_buffer_size():
@@ -111,7 +111,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         return bool(self._unread)
 
     def on_response_complete(self) -> None:
-        """Note that the answer is written, so that the connection now waits for the next request."""
+        """Record that the answer is written: the connection now waits for the next request."""
         self._head_is_due = False
         super().on_response_complete()
         self._unset_keepalive_if_required()  # uvicorn's own timeout: a single byte would cancel it
@@ -119,7 +119,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._connections.note(self, restarts=True)
 
     def pause_writing(self) -> None:
-        """Stop writing until the client has read more, and note that the connection waits for its reader."""
+        """Stop writing until the client has read more: the connection now waits for its reader."""
         super().pause_writing()
         self._connections.note(self)
 
@@ -129,7 +129,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._connections.note(self)
 
     def handle_events(self) -> None:
-        """Handle the events that h11 has parsed, and let `_hang_up` close the connection after an answer."""
+        """Handle the events that h11 has parsed. After an answer `_hang_up` closes the connection."""
         super().handle_events()
         if self.cycle is not None and self.cycle.transport is self.transport:
             self.cycle.transport = _AnswerTransport(self.transport, self._hang_up)  # type: ignore[assignment]
@@ -146,7 +146,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._refuse(head_too_large(MAX_HEAD_BYTES) if is_too_large else invalid(str(reason), code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Send an error unless an answer has begun, and `_linger`. A route that still answers is cut off."""
+        """Send an error unless an answer has begun, and `_linger`. If a route is still answering, cut it off."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(encode_refusal(error))
         if self.cycle is not None:
@@ -155,14 +155,14 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._linger()
 
     def _hang_up(self) -> None:
-        """Close after an answer. A client that is still sending may read only later, so the connection lingers then."""
+        """Close after an answer, or linger while the client is still sending: it may read the answer only later."""
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             self._linger()
         else:
             self.transport.close()
 
     def _linger(self) -> None:
-        """Read and drop input until the client closes. If we closed while it sends, it would lose the answer."""
+        """Read and drop input until the client closes. A client that sends when we close would lose the answer."""
         self._is_refused = True
         self._unread.clear()
         self.transport.write_eof()
@@ -174,7 +174,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
 
 
 class _AnswerTransport:
-    """The transport for one of uvicorn's answers, with our way to close it."""
+    """The transport for one of uvicorn's answers. Its `close` is ours."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write = transport.write
@@ -216,7 +216,7 @@ def check_heads(app: ASGIApp) -> ASGIApp:
 
 
 def _find_fault(fields: Collection[tuple[bytes, bytes]]) -> ApiError | None:
-    """Return the error in a head, or None. h11 has already checked each field."""
+    """Return the error in a head; None if there is none. h11 has already checked each field by itself."""
     if len(fields) > MAX_HEADERS:
         return head_too_large(MAX_HEADERS, "fields")
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in fields}:

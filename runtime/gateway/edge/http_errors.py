@@ -155,7 +155,7 @@ def too_many_values(max_values: int, max_containers: int) -> ApiError:
 
 
 def reused_key(header: str) -> ApiError:
-    """Return the error for a key, in the `header`, that came with another body before."""
+    """Return the error for an idempotency key, in the field `header`, that came with another body before."""
     message = f"this {header} came with another body before; give each call a key of its own"
     return ApiError(422, message, code="idempotency_key_reused")
 
@@ -167,7 +167,7 @@ def body_too_slow(max_s: float) -> ApiError:
 
 
 def too_many_bodies() -> ApiError:
-    """Return the error for a body that finds no memory, because so many others are being read."""
+    """Return the error for a body that finds no memory because other bodies are being read."""
     message = "too many requests are being read; ask again in a while"
     return ApiError(503, message, type="server_error", code="overloaded")
 
@@ -179,22 +179,22 @@ def head_too_slow() -> ApiError:
 
 
 def head_too_large(limit: int, unit: str = "bytes") -> ApiError:
-    """Return the error for a request whose head has more than `limit` bytes or fields."""
+    """Return the error for a request whose head has more than `limit` bytes, or other `unit`."""
     message = f"the head of the request has over {limit:,} {unit}"
     return ApiError(431, message, code="request_too_large", ends_connection=True)
 
 
 def too_many_connections() -> ApiError:
-    """Return the error for a connection without a place."""
+    """Return the error for a connection beyond the limit."""
     message = "every connection of this server is being answered; ask again in a while"
     return ApiError(503, message, type="server_error", code="overloaded", ends_connection=True)
 
 
 def unavailable(message: str) -> ApiError:
-    """Return the error for a request that cannot be served right now."""
+    """Return the error (503) for a request that cannot be served right now."""
     return ApiError(503, message, type="server_error", code="not_ready")
 
 
 def rank_failed(reason: str) -> ApiError:
-    """Return the error for a running request that failed."""
+    """Return the error (500) for a running request that failed."""
     return ApiError(503, f"the request was given up: {reason}", type="server_error", code="rank_failed")

@@ -34,7 +34,7 @@ SEED_BYTES = 7  # fewer than a seed has, so that every one is positive
 
 @dataclass
 class IdempotentCall:
-    """The record of an idempotency key: its seed and the tokens counted for it.
+    """The record of an idempotency key: its seed, and the tokens that were counted for it.
 
     HTTP requests with the same key share one record. A call without a key has no `digest` and no `seed`.
     """
@@ -49,7 +49,10 @@ class IdempotentCall:
     _until: float = 0.0
 
     def count(self, num_prompt_tokens: int, num_generated_tokens: int) -> tuple[int, int]:
-        """Count a call's tokens for the log. Return how many are new: prompt tokens and generated ones."""
+        """Count a call's tokens for the log.
+
+        Return how many were not counted before: (prompt tokens, generated tokens).
+        """
         new = (
             max(0, num_prompt_tokens - self.num_prompt_tokens),
             max(0, num_generated_tokens - self.num_generated_tokens),
@@ -60,14 +63,17 @@ class IdempotentCall:
 
 
 class IdempotencyKeys:
-    """The keys of the last day, up to MAX_KEPT."""
+    """The idempotency keys of the last day, at most MAX_KEPT."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._clock = now
         self._calls: dict[str, IdempotentCall] = {}  # by the digest of account and key, the oldest first
 
     def find_call(self, key: str | None, account: str | None, path: str, raw: bytes) -> IdempotentCall:
-        """Return a key's record, a new one for an unknown key. Raise ApiError for another body or a malformed key."""
+        """Return a key's record, a new one for an unknown key.
+
+        Raises ApiError if it came with another body or is malformed.
+        """
         if key is None:
             return IdempotentCall()
         if not (0 < len(key) <= MAX_CHARACTERS and key.isprintable()):
@@ -84,7 +90,10 @@ class IdempotencyKeys:
         return call
 
     def end_request(self, call: IdempotentCall) -> None:
-        """Note that one of a key's HTTP requests has ended. After the last, if nothing was computed, forget the key."""
+        """Record that one of a key's HTTP requests has ended.
+
+        If it was the last and nothing was computed, forget the key.
+        """
         call.num_under_way -= 1
         if call.digest is None or call.has_begun or call.num_under_way:
             return

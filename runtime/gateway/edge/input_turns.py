@@ -21,7 +21,7 @@ class Reader(Protocol):
     """A connection with input to parse."""
 
     def take_slice(self) -> bool:
-        """Parse the next SLICE_BYTES. Return whether there is more."""
+        """Parse the next SLICE_BYTES of input. Return whether there is more."""
         ...
 
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Strangers:
-    """The connections that have not said Hello yet, the oldest first."""
+    """The connections at the ranks' port that have not said Hello yet, the oldest first."""
 
     def __init__(self) -> None:
         self._known: dict[
@@ -38,7 +38,7 @@ class Strangers:
         return max(MAX_STRANGERS - len(self._known), 0)
 
     def make_room(self) -> bool:
-        """Make room for one more, if need be by ending the oldest stranger of the host with the most. Return True."""
+        """Make room for one more. If there is none, end the oldest stranger of the host that has most. Return True."""
         if not self.num_free:
             ((crowd, _),) = Counter(host for host, _ in self._known.values()).most_common(1)
             oldest = next(stranger for stranger, (host, _) in self._known.items() if host == crowd)
@@ -69,7 +69,7 @@ class Handshakes:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def take(self, caller: socket.socket) -> None:
-        """Begin the handshake with a caller. Return at once."""
+        """Begin the handshake with a caller in a task, without waiting for it."""
         task = asyncio.get_running_loop().create_task(self._shake_hands(caller))
         self._strangers.add(task, _peer_host(caller), task.cancel)
         self._tasks.add(task)

@@ -21,9 +21,12 @@ class AnswerLengths:
         self._mean: float | None = None
 
     def record(self, num_tokens: int) -> None:
-        """Note the length in tokens of an answer that has ended."""
+        """Record the length in tokens of an answer that has ended."""
         self._mean = num_tokens if self._mean is None else (1 - WEIGHT) * self._mean + WEIGHT * num_tokens
 
     def expect(self, max_tokens: int) -> int:
-        """Return the expected length of an answer of at most `max_tokens`: all of them before any answer has ended."""
+        """Return the expected length of an answer of at most `max_tokens`.
+
+        Before any answer has ended that is `max_tokens`.
+        """
         return max_tokens if self._mean is None else min(max_tokens, math.ceil(self._mean))

@@ -26,7 +26,7 @@ __all__ = ["Ledger"]
 
 @dataclass
 class _Entry:
-    """A request of this gateway. `work` is its load, `reported` the part of it that a report includes."""
+    """A request of this gateway. `work` is its load, and `reported` the part that the rank's report includes."""
 
     work: Work
     reported: Work
@@ -36,7 +36,7 @@ class _Entry:
 
 
 class Ledger:
-    """The requests of one rank."""
+    """The requests of one rank, and its load."""
 
     def __init__(self, unit: str, rank: int, phase: Phase, limits: RankLimits) -> None:
         self._unit, self._rank, self._phase, self._limits = unit, rank, phase, limits
@@ -50,7 +50,10 @@ class Ledger:
 
     @property
     def load(self) -> RankLoad:
-        """The rank's present load. It is cached: every request reads it at all ranks, of which few have changed."""
+        """The rank's present load.
+
+        It is cached: each request reads the load of all ranks, of which few have changed.
+        """
         if self._load is None:
             self._load = self._sum()
         return self._load
@@ -98,7 +101,7 @@ class Ledger:
         if entry is not None:
             self._waiting.pop(request_id, None)
             self._remove(entry)
-            self._seat_waiting()
+            self._admit_waiting()
 
     def apply_report(self, report: Load) -> None:
         """Correct the load by a report of the rank."""
@@ -125,8 +128,8 @@ class Ledger:
         self._load = None
         self._reported -= entry.reported if entry.has_arrived else NO_WORK
 
-    def _seat_waiting(self) -> None:
-        """Give free room to waiting requests, the oldest first."""
+    def _admit_waiting(self) -> None:
+        """Let waiting requests, oldest first, count as running while the rank has room for them."""
         placed = self.load.work - sum(self._waiting.values(), NO_WORK)
         for request_id, work in list(self._waiting.items()):
             if not self._limits.fit(placed + work):
@@ -136,12 +139,12 @@ class Ledger:
             self._load = None
 
     def _kv_tokens(self, num_tokens: int) -> int:
-        """Return the KV of a request with so many tokens. It does not count on prefill ranks."""
+        """Return the KV tokens that a request of `num_tokens` takes: whole pages; none on prefill ranks."""
         return 0 if self._phase == "prefill" else round_up_to_page(num_tokens)
 
 
 def _clip_negative(work: Work) -> Work:
-    """Return work with negative parts set to 0, as a request that ended since the report may be subtracted twice."""
+    """Return work with negative parts set to 0. A request that ended since the report may be subtracted twice."""
     return Work(
         max(work.num_requests, 0), max(work.prompt_tokens, 0), max(work.attention_pairs, 0), max(work.kv_tokens, 0)
     )

@@ -13,7 +13,7 @@ import msgspec
 
 from runtime.errors import WireError
 from runtime.gateway.ranks.ledger import Ledger
-from runtime.gateway.ranks.prefix_index import BlockNames, PrefixIndex
+from runtime.gateway.ranks.prefix_index import BlockHashes, PrefixIndex
 from runtime.gateway.ranks.rank_load import RankLimits, RankLoad, RequestSize
 from runtime.gateway.ranks.sent_prompts import SentPrompts
 from runtime.protocol.frames import encode_frame
@@ -48,7 +48,7 @@ Listener = Callable[["Rank", RankReply], None]
 
 
 class Rank:
-    """A rank from its Hello on. Once its connection is gone, its state is "lost", so that a status can show it."""
+    """A rank, from its Hello on. Once its connection is gone its state is "lost", so that /readyz can show it."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Rank:
         index: PrefixIndex,
         on_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `on_room` after every event that may have freed a place here. All ranks of a phase share an `index`."""
+        """Call `on_room` after every event that may have freed room here. All ranks of a phase share an `index`."""
         self.hello = hello
         self.state: RankState | Literal["lost"] = "loading"
         self.loaded = 0.0  # the loaded share of its tensors, 0 to 1
@@ -84,19 +84,22 @@ class Rank:
 
     @property
     def load(self) -> RankLoad:
-        """This rank's load, including requests that are on their way to it."""
+        """This rank's load, including requests that are on their way to the rank."""
         return self._ledger.load
 
-    def subscribe(self, request_id: str, size: RequestSize, listener: Listener, names: BlockNames | None = None) -> int:
+    def subscribe(
+        self, request_id: str, size: RequestSize, listener: Listener, hashes: BlockHashes | None = None
+    ) -> int:
         """Add a request to this rank's load. `listener` gets every message of the rank about the request.
 
-        `names` are the names of the prompt's blocks, if the rank computes the prompt or receives its KV. Return how
-        many tokens of the prompt the rank is expected to have in its cache.
+        `hashes` are those of the prompt's blocks, if the rank computes the prompt or receives its KV. Return how many
+        tokens of
+        the prompt the rank is expected to have in its cache.
         """
         self._listeners[request_id] = listener
         num_held = 0
-        if names is not None:
-            num_held = self.prompts.send(request_id, names, size.prompt_tokens).num_tokens
+        if hashes is not None:
+            num_held = self.prompts.send(request_id, hashes, size.prompt_tokens).num_tokens
         self._ledger.give(request_id, size, num_held)
         return num_held
 
@@ -110,17 +113,17 @@ class Rank:
         return did
 
     def send(self, message: FromGateway) -> None:
-        """Queue one frame. Nothing is sent to a lost rank."""
+        """Queue a message for the rank. Nothing is sent to a lost rank."""
         if self.state != "lost":
             write_or_hang_up(self._writer, encode_frame(message))
 
     def refuse(self, reason: str) -> None:
-        """Send the rank no requests as long as its process lives, and tell it the reason."""
+        """Send the rank no more requests while its process lives, and tell it the reason."""
         self.refusal = reason
         self.send(Wait(reason))
 
     def handle(self, message: FromRank) -> None:
-        """Act on a message of the rank. Raise WireError."""
+        """Act on a message of the rank. Raises WireError if it breaks the protocol."""
         self.looks_since_message = 0
         if not isinstance(message, Pong):
             self.looks_since_step = 0
@@ -155,10 +158,10 @@ class Rank:
         self._on_room()  # the room has changed, if only to less
 
     async def move_to(self, writer: asyncio.StreamWriter) -> None:
-        """Move the rank, with all its requests, to `writer`'s connection. Return when it has moved. Raise WireError.
+        """Move the rank, with all its requests, to `writer`'s connection. Returns when it has moved.
 
         The rank announces the move on its old connection. So nobody else can take its place, and everything sent there
-        is read before anything that is sent on the new one.
+        is read before anything that is sent on the new one. Raises WireError if it does not move in time.
         """
         ticket = secrets.token_hex(16)
         moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()

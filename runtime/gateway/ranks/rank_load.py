@@ -80,7 +80,7 @@ NO_WORK = Work(0, 0, 0, 0)
 
 
 def sum_works(works: Iterable[Work]) -> Work:
-    """Return the sum of `works`, without the intermediate results that repeated `+` would create."""
+    """Return the sum of `works`. Unlike repeated `+`, it creates no intermediate results."""
     all_works = list(works)
     return Work(
         sum([work.num_requests for work in all_works]),
@@ -111,14 +111,17 @@ class RequestSize:
 
 @dataclass(frozen=True)
 class HeldPrefix:
-    """The first `num_tokens` of a prompt are in a rank's cache; it still computes the last `num_computing` of them."""
+    """The first `num_tokens` of a prompt, which a rank has in its cache.
+
+    It is still computing the last `num_computing`.
+    """
 
     num_tokens: int
     num_computing: int = 0
 
     @property
     def num_ready(self) -> int:
-        """The number of these tokens that are computed already."""
+        """The number of these tokens that are already computed."""
         return self.num_tokens - self.num_computing
 
 
@@ -127,7 +130,7 @@ NOTHING_HELD = HeldPrefix(0)
 
 @dataclass(frozen=True)
 class RankLimits:
-    """The limits of one rank, from the launch file: of its cache, and of the requests that may wait there."""
+    """The limits of one rank, from the launch file: KV and requests in its cache, and requests that may wait there."""
 
     max_requests: int
     kv_tokens: int
@@ -172,6 +175,6 @@ class RankLoad:
 
 
 def largest_size(sizes: Iterable[RequestSize]) -> RequestSize:
-    """Return the size with the longest prompt and the longest answer of `sizes`, which must not be empty."""
+    """Return the longest prompt and the longest answer of `sizes`, as one size. `sizes` must not be empty."""
     together = list(sizes)
     return RequestSize(max(each.prompt_tokens for each in together), max(each.new_tokens for each in together))

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from runtime.errors import WireError, WireVersionError
 from runtime.gateway.edge.strangers import Strangers
-from runtime.gateway.ranks.prefix_index import NO_NAMES, BlockNames, PrefixIndex
+from runtime.gateway.ranks.prefix_index import NO_HASHES, BlockHashes, PrefixIndex
 from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import HeldPrefix, RankLimits, RankLoad, RequestSize
 from runtime.gateway.ranks.roster import Roster
@@ -84,7 +84,10 @@ class Unit:
 
     @property
     def straggler(self) -> tuple[int, float] | None:
-        """The number of a rank that holds up a ready unit, and how many times longer it takes; or None."""
+        """The number of a rank that slows a ready unit down, and how many times longer its steps take.
+
+        None without one.
+        """
         return find_straggler([rank.own_step_us for rank in self.ranks]) if self.is_ready else None
 
 
@@ -103,8 +106,9 @@ class Registry:
     ) -> None:
         """Accept ranks whose certificates name `units_identity` and their unit. With None they need no certificate.
 
-        A rank whose steps stand still for `stall_timeout_s` is given up. `weights_file` outlives this process. A rank
-        that reports its tokenizer must have read `tokenizer`. Raise RuntimeFailure.
+        A rank without a step for `stall_timeout_s` is given up. `weights_file` outlives this process. A rank that
+        reports its
+        tokenizer must have read `tokenizer`. Raises RuntimeFailure if `weights_file` cannot be read.
         """
         self.strangers = Strangers()
         self._kv_digest, self._units_identity = kv_digest, units_identity
@@ -157,16 +161,19 @@ class Registry:
             for name, ranks in self._roster.group_by_unit()
         ]
 
-    def choose_ranks(self, size: RequestSize, names: BlockNames = NO_NAMES) -> tuple[Rank, Rank] | None:
-        """Return the ranks for the next request's first token and for the rest, the same one in a mixed unit.
+    def choose_ranks(self, size: RequestSize, hashes: BlockHashes = NO_HASHES) -> tuple[Rank, Rank] | None:
+        """Return the ranks for the next request's first token and for the rest.
 
-        `names` are those of its prompt's blocks. The result is None while no unit of a phase is ready or no rank has
-        room for this size.
+        In a mixed unit both are the same rank.
+
+        `hashes` are those of its prompt's blocks. The result is None while no unit of a phase is ready or no rank has
+        room for
+        this size.
         """
 
         def find(loads: Sequence[RankLoad]) -> Sequence[HeldPrefix]:
             ranks = [self._roster[load.key].prompts for load in loads]
-            return find_held(ranks, names, size.prompt_tokens)
+            return find_held(ranks, hashes, size.prompt_tokens)
 
         chosen = choose_ranks(self._loads(), size, next(self._turns), self._policy, find)
         return None if chosen is None else (self._roster[chosen.first.key], self._roster[chosen.rest.key])
@@ -201,13 +208,13 @@ class Registry:
         return least_prompt_tokens(self._loads())
 
     def call_on_room(self, call: Callable[[], None]) -> None:
-        """Call `call` after every event that may have freed a place or changed which units are ready."""
+        """Call `call` after every event that may have freed room or changed which units are ready."""
         self._on_room = call
 
     def report(self) -> dict[str, Any]:
         """Return the body of /readyz.
 
-        Its `pid` lets the process that started a gateway see that this gateway is the one that answers.
+        By its `pid`, the process that started a gateway knows that it is this gateway that answers.
         """
         units = self.units()
         ready_phases = {unit.phase for unit in units if unit.is_ready}
@@ -245,14 +252,14 @@ class Registry:
         finally:
             if not has_moved:
                 rank.fail_all(f"{rank} was lost")
-                self._roster.lose(rank)
+                self._roster.mark_lost(rank)
                 self._units = None
-                self._weights.lose(rank, self._roster)
+                self._weights.mark_lost(rank, self._roster)
                 if self._tokenizer is not None:
-                    self._tokenizer.lose(rank, list(self._roster))
+                    self._tokenizer.mark_lost(rank, list(self._roster))
 
     async def _identify(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> Rank:
-        """Return the rank of this connection: a new rank, or one that moves here."""
+        """Return the rank at this connection: a new one, or one that moves here from its old connection."""
         first = await frames.read_first("Hello", HELLO_TIMEOUT_S)
         if isinstance(first, Renewal):
             return await self._renew(first.hello, writer)
@@ -263,7 +270,10 @@ class Registry:
         return rank
 
     async def _renew(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
-        """Return the connected rank with this Hello, once it has moved here. Raise WireError."""
+        """Return the connected rank with this Hello, once it has moved to this connection.
+
+        Raises WireError if it is not connected, has another certificate, or does not move in time.
+        """
         self._require_own_certificate(hello, writer)
         rank = self._roster.get(hello.unit, hello.rank)
         if rank is None or rank.state == "lost" or rank.hello != hello:
@@ -301,7 +311,7 @@ class Registry:
         return False
 
     def _require_own_certificate(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
-        """Raise WireError for a peer whose certificate is not that of the unit that its Hello names."""
+        """Raises WireError if the peer's certificate is not of the unit that its Hello names."""
         if self._units_identity is None:
             return
         proven = identity(writer)
@@ -311,7 +321,7 @@ class Registry:
             raise WireError(f"it says that it is of unit {unit}, its certificate is of {shown_identity}")
 
     def _hang_up_predecessor(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
-        """Close an earlier connection of the same process, which has broken without being noticed here."""
+        """Close the earlier connection of the same process, if it broke without being noticed here."""
         known = self._roster.get(hello.unit, hello.rank)
         if known is not None and known.state != "lost" and known.hello == hello and known.shares_host(writer):
             log.info("%s on %s calls again", known, hello.node)
@@ -331,14 +341,14 @@ async def _read_message(frames: FrameReader[FromRank]) -> FromRank | None:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """The reason why a rank cannot serve here. Only the log names digests and ranks other than its own."""
+    """Why a rank cannot serve here. Digests and other ranks are named only in the log, not to the rank."""
 
     message: str
     log_message: str
 
 
 def _find_refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> _Refusal | None:
-    """Return why this rank cannot serve here, or None. `peers` are the connected ranks of its unit."""
+    """Return why this rank cannot serve here; None if it can. `peers` are the connected ranks of its unit."""
     if hello.kv_digest != kv_digest:
         prefix = f"its kv_digest is {hello.kv_digest}, "
         return _Refusal(prefix + "the gateway's is another", prefix + f"the gateway's is {kv_digest}")
@@ -372,7 +382,7 @@ def _find_fault(hello: Hello) -> str | None:
 
 
 def _launch_identity(hello: Hello) -> str:
-    """Describe what the ranks of one unit have in common."""
+    """Return what the ranks of one unit have in common: phase, number of ranks and unit_digest, as text."""
     return f"{hello.phase} of {hello.num_ranks} with unit_digest {hello.unit_digest}"
 
 
@@ -385,7 +395,7 @@ def _describe_node(rank: Rank) -> str:
 def _report_unit(unit: Unit) -> dict[str, Any]:
     """Return one unit's part of the body of /readyz.
 
-    It has `straggler` if one of its ranks holds up the others, and `refused` if it gets no requests.
+    It has `straggler` if one of its ranks slows the others down, and `refused` if it gets no requests.
     """
     ranks = [_report_rank(rank) for rank in unit.ranks]
     found = unit.straggler

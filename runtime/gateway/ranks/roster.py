@@ -47,8 +47,8 @@ class Roster:
         self._forget(self.get(unit, number))
         self._units.setdefault(unit, {})[number] = rank
 
-    def lose(self, rank: Rank) -> None:
-        """Note that a known rank is lost. If too many ranks are lost, forget the one lost first."""
+    def mark_lost(self, rank: Rank) -> None:
+        """Record that a known rank is lost. If there are too many lost ranks, forget the one lost first."""
         if self.get(rank.hello.unit, rank.hello.rank) is rank:
             self._lost[rank] = None
             if len(self._lost) > MAX_LOST:

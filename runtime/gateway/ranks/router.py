@@ -105,7 +105,7 @@ class Policy(Enum):
 
 @dataclass(frozen=True)
 class RankPair:
-    """The rank of a request's first token, and the rank of the rest."""
+    """The rank for a request's first token, and the rank for its other tokens."""
 
     first: RankLoad
     rest: RankLoad
@@ -115,7 +115,7 @@ FindHeld = Callable[[Sequence[RankLoad]], Sequence[HeldPrefix]]
 
 
 def find_nothing(ranks: Sequence[RankLoad]) -> Sequence[HeldPrefix]:
-    """Return an empty HeldPrefix for each rank: none has anything of a prompt in its cache."""
+    """Return an empty HeldPrefix for each rank, as if no rank had any of the prompt in its cache."""
     return [NOTHING_HELD] * len(ranks)
 
 
@@ -126,10 +126,13 @@ def choose_ranks(
     policy: Policy = Policy.BALANCED,
     find_held: FindHeld = find_nothing,
 ) -> RankPair | None:
-    """Return the rank for the first token and the rank for the rest, which is the same one in a mixed unit.
+    """Return the rank for the first token and the rank for the rest; in a mixed unit both are the same.
 
     `ranks` are those of all ready units. `turn` counts the calls, so that equal ranks take turns. `find_held` returns
-    what each of some ranks holds of the prompt. The result is None if a phase has no ready unit or no rank has room.
+    how
+    much of the prompt each of some ranks has in its cache. The result is None if a phase has no ready unit or no rank
+    has
+    room.
     """
     first, rest = _split_by_role(ranks)
     rest_with_room = _ranks_with_room(rest, size)
@@ -150,7 +153,7 @@ def choose_embedding_rank(
 def room(ranks: Sequence[RankLoad], size: RequestSize) -> int | None:
     """Return how many more requests of at most this size the ranks take; None if no unit of a phase is ready.
 
-    Only the room at the ranks for the rest counts, since they hold a request's latents to its end.
+    Only the room at the ranks for the later tokens counts, since they hold a request's latents to its end.
     """
     first, rest = _split_by_role(ranks)
     if not first or not rest:
@@ -194,7 +197,7 @@ def pick(
     policy: Policy = Policy.BALANCED,
     find_held: FindHeld = find_nothing,
 ) -> RankLoad:
-    """Return the best of `ranks`, all of one phase, for a request. At least one is given, in any order."""
+    """Return the best rank for a request among `ranks`, which are all of one phase and at least one."""
     costs = _costs(policy, ranks, size, find_held)
     lowest = min(costs)
     equals = sorted(
@@ -204,7 +207,10 @@ def pick(
 
 
 def _split_by_role(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[RankLoad]]:
-    """Return the ranks for prompts and first tokens, and those for the rest. A mixed rank is paired with no other."""
+    """Return the ranks for prompts and first tokens, and those for the rest.
+
+    A mixed rank does both for its requests.
+    """
     prefill, decode, mixed = (
         [load for load in ranks if load.phase == phase] for phase in ("prefill", "decode", "mixed")
     )
@@ -212,7 +218,7 @@ def _split_by_role(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[Rank
 
 
 def _ranks_with_room(ranks: Sequence[RankLoad], size: RequestSize) -> list[RankLoad]:
-    """Return the ranks where the request need not wait or, if there are none, those where it may wait."""
+    """Return the ranks at which the request need not wait. If there are none, return those at which it may wait."""
     if not ranks:
         return []
     work = size.work_at(_common_phase(ranks))
@@ -220,7 +226,7 @@ def _ranks_with_room(ranks: Sequence[RankLoad], size: RequestSize) -> list[RankL
 
 
 def _common_phase(ranks: Sequence[RankLoad]) -> Phase:
-    """Return the phase of ranks of one role, which all have the same phase."""
+    """Return the phase that all `ranks`, which have the same role, are in."""
     return ranks[0].phase
 
 
@@ -233,7 +239,7 @@ def _rank_room(load: RankLoad, work: Work) -> int:
 
 
 def _costs(policy: Policy, ranks: Sequence[RankLoad], size: RequestSize, find_held: FindHeld) -> list[float]:
-    """Return for each rank the cost that the policy minimises."""
+    """Return each rank's cost. The policy chooses the rank with the lowest."""
     match policy:
         case Policy.BALANCED if _common_phase(ranks) == "decode":
             growth = _spread_growth(sum_works(load.work for load in ranks), size.work_at("decode"))
@@ -250,7 +256,7 @@ def _costs(policy: Policy, ranks: Sequence[RankLoad], size: RequestSize, find_he
 
 
 def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
-    """Return the time until a rank has computed a prompt, in units of a prompt token; a mixed rank's KV adds to it."""
+    """Return when a rank would have computed the prompt, in units of a prompt token. A mixed rank's KV adds to it."""
     computing = Work(0, held.num_computing, attention_pairs(held.num_ready, held.num_tokens), 0)
     queue = max(load.work.prompt_time - computing.prompt_time, 0.0)
     missing = size.work_at("prefill", held.num_tokens).prompt_time
@@ -258,7 +264,7 @@ def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
 
 
 def _spread_growth(total: Work, work: Work) -> Callable[[Work, int], float]:
-    """Return a function from a decode rank's load, and the tokens to be sent there, to the spread that `work` adds.
+    """Return a function of a decode rank's load and the tokens to be sent there: how much `work` adds to the spread.
 
     Its values are in proportion to the spread. A token to be sent counts like SENT_TOKEN tokens of KV.
     """

@@ -9,7 +9,7 @@ block is gone, the tenant's with an earlier last use are gone too. It says nothi
 block that another prompt was still computing proves nothing, because that prompt may have been given up.
 
 A decode rank says nothing of what it found. It keeps blocks in its cache alone, whose size the gateway knows: its index
-has as many names as the cache has pages.
+has as many hashes as the cache has pages.
 
 What is known of a rank dies with its connection, so a rank that comes again begins with nothing.
 """
@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.gateway.ranks.prefix_index import BlockNames, PrefixIndex
+from runtime.gateway.ranks.prefix_index import BlockHashes, PrefixIndex
 from runtime.gateway.ranks.rank_load import NOTHING_HELD, HeldPrefix
 from runtime.protocol.counting import PAGE_TOKENS
 
@@ -27,9 +27,12 @@ __all__ = ["SentPrompts", "find_held"]
 
 @dataclass
 class _Sent:
-    """A sent prompt without a token yet. `lost_time` is the last use of its last block that was computed already."""
+    """A prompt that was sent and has no token yet.
 
-    names: BlockNames
+    `lost_time` is the last use of the last of its blocks that was computed already.
+    """
+
+    hashes: BlockHashes
     num_prompt_tokens: int
     num_held_blocks: int
     num_ready_tokens: int
@@ -45,52 +48,55 @@ class SentPrompts:
         self.index, self._says_found = index, says_found
         self.place: int | None = None  # the rank's place in the index, from the first prompt on
         self._sent: dict[str, _Sent] = {}
-        self._computing: set[int] = set()  # names of the blocks that the rank is computing
+        self._computing: set[int] = set()  # hashes of the blocks that the rank is computing
 
-    def describe_held(self, names: BlockNames, num_blocks: int, num_prompt_tokens: int) -> HeldPrefix:
-        """Return the prefix that the rank has of a prompt whose first `num_blocks` blocks the index knows.
+    def describe_held(self, hashes: BlockHashes, num_blocks: int, num_prompt_tokens: int) -> HeldPrefix:
+        """Return how much the rank has of a prompt whose first `num_blocks` blocks it has by the index.
 
         The prompt's last token never counts: it is always computed.
         """
-        num_ready = bisect_left(range(num_blocks), True, key=lambda number: int(names[number]) in self._computing)
+        num_ready = bisect_left(range(num_blocks), True, key=lambda number: int(hashes[number]) in self._computing)
         num_tokens = min(num_blocks, (num_prompt_tokens - 1) // PAGE_TOKENS) * PAGE_TOKENS
         return HeldPrefix(num_tokens, max(num_tokens - num_ready * PAGE_TOKENS, 0))
 
-    def send(self, request_id: str, names: BlockNames, num_prompt_tokens: int) -> HeldPrefix:
-        """Note that a prompt is sent to the rank. Return the prefix that the rank is expected to have of it."""
+    def send(self, request_id: str, hashes: BlockHashes, num_prompt_tokens: int) -> HeldPrefix:
+        """Record that a prompt is sent to the rank. Return how much of it the rank is expected to have in its cache."""
         index = self.index
         if self.place is None:
-            self.place = index.enter()
-        (num_blocks,) = index.find(names, [self.place])
-        held = self.describe_held(names, num_blocks, num_prompt_tokens) if num_blocks else NOTHING_HELD
+            self.place = index.add_rank()
+        (num_blocks,) = index.find(hashes, [self.place])
+        held = self.describe_held(hashes, num_blocks, num_prompt_tokens) if num_blocks else NOTHING_HELD
         num_ready = held.num_ready // PAGE_TOKENS
-        lost_time = index.last_use(self.place, names[:num_ready]) if num_ready else 0
-        self._sent[request_id] = _Sent(names, num_prompt_tokens, num_blocks, held.num_ready, lost_time)
-        index.use(self.place, names)
-        self._computing.update(names[num_blocks:].tolist())
+        lost_time = index.last_use(self.place, hashes[:num_ready]) if num_ready else 0
+        self._sent[request_id] = _Sent(hashes, num_prompt_tokens, num_blocks, held.num_ready, lost_time)
+        index.use(self.place, hashes)
+        self._computing.update(hashes[num_blocks:].tolist())
         return held
 
     def note_found(self, request_id: str, num_tokens: int) -> None:
-        """Note how many of the prompt's tokens the rank reports to have found in its cache."""
+        """Record how many of the prompt's tokens the rank found in its cache, as it reports."""
         sent = self._sent.get(request_id)
         if sent is not None:
             sent.num_found_tokens = min(num_tokens, sent.num_prompt_tokens - 1)
 
     def end(self, request_id: str) -> None:
-        """Note that the rank has the whole prompt now."""
+        """Record that the rank has the whole prompt now.
+
+        If it found less than expected, forget blocks that it has lost.
+        """
         sent = self._sent.pop(request_id, None)
         if sent is None or self.place is None:
             return
-        self._computing.difference_update(sent.names[sent.num_held_blocks :].tolist())
+        self._computing.difference_update(sent.hashes[sent.num_held_blocks :].tolist())
         if self._says_found and sent.num_found_tokens < sent.num_ready_tokens:
-            self.index.forget_unused_since(self.place, sent.lost_time, sent.names)
+            self.index.forget_unused_since(self.place, sent.lost_time, sent.hashes)
 
     def give_up(self, request_id: str) -> None:
-        """Note that the rank will not have the whole prompt, unless it has it already."""
+        """Record that the rank will not compute the whole prompt, unless it has done so already."""
         sent = self._sent.pop(request_id, None)
         if sent is None or self.place is None:
             return
-        new = sent.names[sent.num_held_blocks :]
+        new = sent.hashes[sent.num_held_blocks :]
         self._computing.difference_update(new.tolist())
         self.index.forget(self.place, new)
 
@@ -99,16 +105,16 @@ class SentPrompts:
         self._sent.clear()
         self._computing.clear()
         if self.place is not None:
-            self.index.leave(self.place)
+            self.index.remove_rank(self.place)
             self.place = None
 
 
-def find_held(ranks: Sequence[SentPrompts], names: BlockNames, num_prompt_tokens: int) -> Sequence[HeldPrefix]:
-    """Return the prefix that each of some ranks of one phase, at least one, has of a prompt."""
+def find_held(ranks: Sequence[SentPrompts], hashes: BlockHashes, num_prompt_tokens: int) -> Sequence[HeldPrefix]:
+    """Return how much of a prompt each of some ranks of one phase has in its cache. At least one rank is given."""
     places = [rank.place for rank in ranks if rank.place is not None]
-    found = dict(zip(places, ranks[0].index.find(names, places), strict=True))
+    found = dict(zip(places, ranks[0].index.find(hashes, places), strict=True))
     return [
-        rank.describe_held(names, num_blocks, num_prompt_tokens)
+        rank.describe_held(hashes, num_blocks, num_prompt_tokens)
         if rank.place is not None and (num_blocks := found[rank.place])
         else NOTHING_HELD
         for rank in ranks

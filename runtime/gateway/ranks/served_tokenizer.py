@@ -21,21 +21,24 @@ log = logging.getLogger(__name__)
 
 
 class ServedTokenizer:
-    """The digest of this gateway's tokenizer.json, and the ranks that were told that they have another one."""
+    """The digest of this gateway's tokenizer.json, and the ranks that were notified that theirs differs."""
 
     def __init__(self, digest: str) -> None:
         self._digest = digest
         self._notified: set[Rank] = set()
 
     def check(self, rank: Rank, ranks: Collection[Rank]) -> None:
-        """Refuse a rank that read another file. If most units agree with this gateway, tell those that disagree."""
+        """Refuse a rank that read another file.
+
+        If more units agree with this gateway than not, notify those that disagree.
+        """
         if rank.tokenizer_digest not in (None, self._digest):
             rank.refusal = self._explain(rank)
             log.warning("%s is refused: %s", rank, rank.refusal)
         self._notify(ranks)
 
-    def lose(self, rank: Rank, ranks: Collection[Rank]) -> None:
-        """Forget a lost rank. Unless most units still agree with this gateway, let the told ranks serve with others."""
+    def mark_lost(self, rank: Rank, ranks: Collection[Rank]) -> None:
+        """Forget a lost rank. If no longer more units agree than disagree, let the notified ranks connect elsewhere."""
         self._notified.discard(rank)
         self._notify(ranks)
 

@@ -33,16 +33,22 @@ log = logging.getLogger(__name__)
 
 
 class ServedWeights:
-    """The KV digest of the weights that ranks must have loaded; None before the first unit is ready."""
+    """The KV digest of the weights that ranks must have loaded. It is None until the first unit is ready."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Keep the digest in `file`, if given; one that the file has already is used. Raise RuntimeFailure."""
+        """Keep the digest in `file`, if given, and begin with the one that the file has already.
+
+        Raises RuntimeFailure if the file cannot be read.
+        """
         self._file = file
         self._refused: set[Rank] = set()
         self._digest = None if file is None else read_first(file)
 
     def check(self, rank: Rank, ranks: Iterable[Rank], *, unit_is_ready: bool) -> None:
-        """Refuse a rank whose weights are not the first ready unit's. Without a digest yet, a ready unit sets it."""
+        """Refuse a rank whose weights differ from the first ready unit's.
+
+        If there is no digest yet, a ready unit sets it.
+        """
         if rank.loaded_digest is None:
             return
         if self._digest is not None:
@@ -53,13 +59,13 @@ class ServedWeights:
             for each in ranks:
                 self._compare(each)
 
-    def lose(self, rank: Rank, ranks: Iterable[Rank]) -> None:
-        """Note that a rank is lost, and forget the weights if nobody serves with them any more."""
+    def mark_lost(self, rank: Rank, ranks: Iterable[Rank]) -> None:
+        """Record that a rank is lost. Forget the weights if no rank serves with them any more."""
         self._refused.discard(rank)
         self._forget_if_nobody_serves(ranks)
 
     def _forget_if_nobody_serves(self, ranks: Iterable[Rank]) -> None:
-        """Forget the weights with the last rank that serves with them, unless a file remembers them.
+        """Forget the weights once no rank serves with them, unless a file remembers them.
 
         A rank that another gateway refused does not serve either. So two gateways that began with different weights can
         agree on new ones.
@@ -99,16 +105,18 @@ class ServedWeights:
 
 
 def restart_hint(rank: Rank) -> str:
-    """Name the rank's unit and the commands that restart it. A unit restarts as a whole when one process ends.
+    """Return the name of the rank's unit and the commands that restart it.
 
-    The first pod of a unit has its name plus `-0`, whether a LeaderWorkerSet or a StatefulSet makes it.
+    It restarts as a whole if one process ends.
+
+    The first pod of a unit has the unit's name plus `-0`, whether a LeaderWorkerSet or a StatefulSet makes it.
     """
     unit = rank.hello.unit
     return f"{unit} again (here: kill {rank.hello.pid}; in a cluster: kubectl delete pod {unit}-0)"
 
 
 def read_first(file: Path) -> str | None:
-    """Return the content of the file, or None if there is no file. Raise RuntimeFailure."""
+    """Return the content of the file; None if there is no file. Raises RuntimeFailure if it cannot be read."""
     try:
         return file.read_text()
     except FileNotFoundError:
@@ -118,7 +126,10 @@ def read_first(file: Path) -> str | None:
 
 
 def keep_first(file: Path, content: str) -> str:
-    """Write `content` to the file, all at once, if it does not exist. Return the file's content. Raise OSError."""
+    """Write `content` to the file atomically, unless the file exists. Return the file's content.
+
+    Raises OSError if it can be neither written nor read.
+    """
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         temporary.write_text(content)

@@ -26,7 +26,7 @@ GIVE_UP_LOOKS = 8  # assumed: 4 s, which gives a thread on a busy machine 2.5 s 
 async def watch_ranks(
     ranks: Callable[[], Iterable[Rank]], stall_timeout_s: float, report: Callable[[str], None]
 ) -> None:
-    """Check the ranks until cancelled. `report` gets the reason for each that is given up."""
+    """Check the ranks until cancelled. `report` is called with the reason for each rank that is given up."""
     while True:
         await asyncio.sleep(LOOK_S)
         for reason in check_ranks(ranks(), stall_timeout_s):
@@ -34,7 +34,7 @@ async def watch_ranks(
 
 
 def check_ranks(ranks: Iterable[Rank], stall_timeout_s: float) -> list[str]:
-    """Check each rank once: ping it or give it up, if it is due. Return the reasons of those given up.
+    """Check each rank once: ping it, or give it up if it is due. Return a reason for each rank given up.
 
     A rank that loads or waits for its peers has no requests and may be silent.
     """

@@ -75,12 +75,12 @@ class RequestClock:
         metrics.waiting.inc()
 
     def note_prefix(self, num_expected_tokens: int, num_found_tokens: int) -> None:
-        """Note how much of the prompt was expected in its rank's cache, and how much was there."""
+        """Count how much of the prompt was expected in its rank's cache, and how much was found there."""
         self._metrics.expected.inc(num_expected_tokens)
         self._metrics.found.inc(num_found_tokens)
 
     def note_token(self) -> None:
-        """Note that a token has arrived."""
+        """Record that a token has arrived."""
         now = time.monotonic()
         if self.last_token is None:
             self._metrics.waiting.dec()
@@ -101,7 +101,7 @@ class RequestClock:
         self.end(answered=False)
 
     def end(self, *, answered: bool) -> None:
-        """Note that the request is over. Only the first call counts."""
+        """Record that the request is over. Only the first call counts."""
         if self._has_ended:
             return
         self._has_ended = True

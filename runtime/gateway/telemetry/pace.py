@@ -15,17 +15,17 @@ MIN_WAIT_S, MAX_WAIT_S = 1, 60  # assumed: a client that has to wait longer goes
 
 
 class Pace:
-    """The mean time of an answer, and the time until running requests end."""
+    """Tracks the mean time of an answer, and estimates when running requests end."""
 
     def __init__(self) -> None:
         self._mean_s: float | None = None
 
     def record(self, seconds: float) -> None:
-        """Note how many seconds an answer took."""
+        """Record how many seconds an answer took."""
         self._mean_s = seconds if self._mean_s is None else (1 - WEIGHT) * self._mean_s + WEIGHT * seconds
 
     def wait_s(self, num_running: int, num_needed: int) -> int:
-        """Return about how many seconds it takes until `num_needed` of the `num_running` requests have ended."""
+        """Return roughly the seconds until `num_needed` of the `num_running` requests have ended."""
         if self._mean_s is None or num_running == 0:
             return MIN_WAIT_S
         return min(max(math.ceil(num_needed * self._mean_s / num_running), MIN_WAIT_S), MAX_WAIT_S)

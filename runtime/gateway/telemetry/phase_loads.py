@@ -27,7 +27,7 @@ REFUSED = "unit_refused"
 
 
 class PhaseLoads(Collector):
-    """The latest sample of the loads of one model's phases."""
+    """The loads of one model's phases, as last sampled."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name

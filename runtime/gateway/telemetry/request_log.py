@@ -42,7 +42,10 @@ class JsonLines(logging.Formatter):
 
 @dataclass(frozen=True)
 class CallRecord:
-    """A call that ranks work on. `started_at` is of time.monotonic; `idempotency` is the digest of its key, if any."""
+    """A call that ranks work on.
+
+    `started_at` is of time.monotonic; `idempotency` is the digest of the call's key, if any.
+    """
 
     request: Request
     request_id: str

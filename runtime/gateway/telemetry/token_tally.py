@@ -18,7 +18,7 @@ __all__ = ["TokenTally"]
 
 
 class TokenTally(Collector):
-    """The tokens of one model, and the times between tokens of an answer. `bounds_s` are the buckets' upper ends."""
+    """The tokens of one model, and the times between tokens of an answer. `bounds_s` are the buckets' upper bounds."""
 
     def __init__(self, model_name: str, bounds_s: Sequence[float]) -> None:
         self._model_name = model_name

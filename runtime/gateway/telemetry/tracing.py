@@ -42,7 +42,7 @@ class Phase:
 
 
 class Traces:
-    """Makes a call's spans and gives them to the provider's exporters."""
+    """Makes a call's spans and passes them to the provider's exporters."""
 
     def __init__(self, provider: "TracerProvider", model_name: str) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -110,7 +110,10 @@ def _wall_clock_ns(clock_began_ns: int, moment_s: float) -> int:
 
 
 def configure_traces(model_name: str) -> Traces | None:
-    """Return the tracing that OpenTelemetry's variables set up; None if they name no endpoint. Raise RuntimeFailure."""
+    """Return the tracing that OpenTelemetry's variables ask for; None if they name no endpoint.
+
+    Raises RuntimeFailure if OpenTelemetry is not installed.
+    """
     endpoint = next((name for name in ENDPOINTS if os.environ.get(name)), None)
     if endpoint is None:
         return None

@@ -1,4 +1,4 @@
-"""A line of waiting requests that shares the ranks' work fairly between callers. It decides which request is next.
+"""A queue of waiting requests that shares the ranks' work fairly between callers. It decides which request is next.
 
     counter[c]   the work served to caller c, in tokens: those of prompts count once, generated ones twice
     clock        the counter of the caller served last; it only grows
@@ -15,7 +15,7 @@ request each.
     room[c] = max(places - all, min(places / callers - waiting[c], 2 places - all))
 
 is how many more requests of a caller may wait. One caller alone may take all places, and as many again are reserved for
-callers with less than their share. So a caller who fills the line keeps nobody out, and the line never has more than
+callers with less than their share. So a caller who fills the queue keeps nobody out, and the queue never has more than
 twice its places.
 
 It knows neither ranks nor time (`admission.py` does).
@@ -28,13 +28,13 @@ dispatch and corrected at the end). P. Goyal et al., "Start-time Fair Queueing",
 from dataclasses import dataclass, field
 from itertools import count
 
-__all__ = ["FairLine", "Turn", "cost"]
+__all__ = ["FairQueue", "Turn", "cost"]
 
 GENERATED_WEIGHT = 2
 
 
 def cost(prompt_tokens: int, generated_tokens: int) -> int:
-    """Return the work of a request, in prompt tokens: a generated token counts as two."""
+    """Return the work of a request in prompt tokens: a generated token counts as two."""
     return prompt_tokens + GENERATED_WEIGHT * generated_tokens
 
 
@@ -48,7 +48,7 @@ class _Caller:
 
 @dataclass(eq=False)
 class Turn:
-    """A request in line or being served. `number` is its place in the order of arrival."""
+    """A request that is queued or being served. `number` is its place in the order of arrival."""
 
     caller: _Caller
     cost: float
@@ -56,7 +56,7 @@ class Turn:
     has_ended: bool = False
 
 
-class FairLine:
+class FairQueue:
     """The waiting requests by caller, and the work that each caller has been served."""
 
     def __init__(self) -> None:
@@ -71,17 +71,17 @@ class FairLine:
         return self._num_waiting
 
     def num_callers(self, name: str) -> int:
-        """Return how many callers wait, counting `name` even if it has no waiting request."""
+        """Return how many callers wait. `name` counts even if none of its requests waits."""
         return len(self._waiting) + (name not in self._waiting)
 
     def room(self, name: str, num_places: int) -> int:
-        """Return how many more requests of the caller may wait in a line with `num_places` places."""
+        """Return how many more requests of the caller may wait in a queue with `num_places` places."""
         num_own = len(self._waiting[name].waiting) if name in self._waiting else 0
         share = num_places // self.num_callers(name) - num_own
         return max(num_places - len(self), min(share, 2 * num_places - len(self)), 0)
 
     def join(self, name: str, cost: float) -> Turn:
-        """Put a caller's request in line."""
+        """Queue a caller's request."""
         caller = self._callers.setdefault(name, _Caller(name, self._clock))
         self._idle.pop(name, None)
         if not caller.waiting:
@@ -93,12 +93,12 @@ class FairLine:
         return turn
 
     def next_turn(self) -> Turn | None:
-        """Return the next request to serve, or None if nobody waits."""
+        """Return the next request to serve; None if none waits."""
         heads = [next(iter(caller.waiting)) for caller in self._waiting.values()]
         return min(heads, key=lambda turn: (turn.caller.counter, turn.number), default=None)
 
     def serve(self, turn: Turn) -> None:
-        """Take a request out of the line, because it is sent to ranks, and charge its expected cost."""
+        """Take a request that is sent to ranks out of the queue, and charge its expected cost to its caller."""
         caller = turn.caller
         self._clock = max(self._clock, caller.counter)
         caller.counter += turn.cost
@@ -107,7 +107,7 @@ class FairLine:
         self._forget(caller)
 
     def end(self, turn: Turn, cost: float) -> None:
-        """End a request, served or not, with its real cost. A second call does nothing."""
+        """End a request, served or not, and charge its real cost instead. A second call does nothing."""
         if turn.has_ended:
             return
         turn.has_ended = True
@@ -126,7 +126,10 @@ class FairLine:
             del self._waiting[caller.name]
 
     def _forget(self, caller: _Caller) -> None:
-        """Forget idle callers that are not ahead of the clock; all if nobody waits. `caller` may have become idle."""
+        """Forget idle callers whose counter is not ahead of the clock; all if none waits.
+
+        `caller` may have become idle.
+        """
         if not caller.waiting and not caller.num_served:
             self._idle[caller.name] = caller
         for name, idle in list(self._idle.items()):

@@ -63,7 +63,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class Account:
-    """What one key has used of its limits; the account of all callers, without limits, if `limits` is None."""
+    """What one key has used of its limits. Without keys, all callers share one account that has no `limits`."""
 
     limits: KeyEntry | None = None
     num_requests: int = 0
@@ -79,7 +79,7 @@ class Account:
         return None if self.limits is None else self.limits.name
 
     def check_tokens(self) -> None:
-        """Raise ApiError if this minute's tokens are spent."""
+        """Raises ApiError if the tokens of this minute are used up."""
         limit = self.limits.tokens_per_minute if self.limits is not None else None
         if limit is None:
             return
@@ -89,7 +89,10 @@ class Account:
             raise key_limit_reached(f"{limit:,} tokens a minute", math.floor(excess * 60 / limit) + 1)
 
     def begin(self, num_requests: int, num_tokens: int, *, is_stream: bool) -> "Spending":
-        """Begin a call that may need `num_tokens`, its prompts included. Raise ApiError if it is over a limit."""
+        """Reserve the requests and tokens of a call. `num_tokens` is the most that it may need, with its prompts.
+
+        Raises ApiError if that exceeds a limit.
+        """
         self.check_tokens()
         if self.limits is not None:
             if self.limits.tokens_per_minute is None:
@@ -108,14 +111,14 @@ class Account:
         return Spending(self, num_requests, num_tokens, is_stream)
 
     def end(self, spending: "Spending", num_used: int) -> None:
-        """End a call: give back what it reserved, except the `num_used` tokens."""
+        """End a call: give back what it reserved, except for the `num_used` tokens."""
         self.num_requests -= spending.num_requests
         self.num_streams -= spending.is_stream
         if spending.num_tokens:
             self._num_tokens = max(self._num_tokens - (spending.num_tokens - num_used), 0.0)
 
     def _refill(self, tokens_per_minute: int) -> None:
-        """Give back the tokens for the time that has passed since the last call."""
+        """Give back tokens for the time since the last refill."""
         now = time.monotonic()
         self._num_tokens = max(self._num_tokens - (now - self._counted_at) * tokens_per_minute / 60, 0.0)
         self._counted_at = now
@@ -123,7 +126,7 @@ class Account:
 
 @dataclass
 class Spending:
-    """What a running call has reserved of its account. Its holder must end it; `num_used` tokens stay spent."""
+    """What a running call has reserved from its account. Its holder must end it; `num_used` tokens stay used."""
 
     account: Account
     num_requests: int
@@ -140,7 +143,7 @@ class KeyRing:
     """The keys in the file at `path`, with this gateway's share of their limits. It follows changes of the file."""
 
     def __init__(self, path: Path, num_gateways: int = 1) -> None:
-        """Read the file. Raise RuntimeFailure."""
+        """Read the file. Raises RuntimeFailure if it cannot be read or is no file of keys."""
         self._path, self._num_gateways = path, num_gateways
         self._version = _file_version(path)
         self._accounts = {limits.hash: Account(share_limits(limits, num_gateways)) for limits in read_keys(path)}
@@ -148,9 +151,10 @@ class KeyRing:
         self._complain = Complaints(log.warning)
 
     def find_account(self, authorization: str | None, peer: str) -> Account:
-        """Return the account of the header's key. Raise ApiError, with a line in the log that names `peer`.
+        """Return the account of the key in the Authorization header. Raises ApiError if there is no known key.
 
-        Every hash is compared in full, so that the time does not show how much of one was right.
+        The log then names `peer`. Every hash is compared in full, so that the time does not show how much of one was
+        right.
         """
         self._reload_if_changed()
         scheme, _, key = (authorization or "").partition(" ")
@@ -165,7 +169,7 @@ class KeyRing:
         return account_found
 
     def _reload_if_changed(self) -> None:
-        """Read the file again if it has changed. A broken file changes nothing."""
+        """Read the file again if it has changed. If it is broken then, keep the present keys."""
         if time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
@@ -182,7 +186,7 @@ class KeyRing:
         log.info("read %d keys again", len(keys))
 
     def _renew_account(self, limits: KeyEntry) -> Account:
-        """Return a key's account with new limits, in which its running calls still count."""
+        """Return an account with a key's new limits, in which the key's running calls still count."""
         account = self._accounts.get(limits.hash) or Account()
         account.limits = share_limits(limits, self._num_gateways)
         return account
@@ -203,7 +207,7 @@ def share_limits(limits: KeyEntry, num_gateways: int) -> KeyEntry:
 
 
 def read_keys(path: Path) -> list[KeyEntry]:
-    """Return the keys in a file. Raise RuntimeFailure."""
+    """Return the keys in a file. Raises RuntimeFailure if it cannot be read, is no file of keys, or repeats one."""
     try:
         keys = msgspec.json.decode(path.read_bytes(), type=_File).keys
     except OSError as error:
@@ -218,7 +222,7 @@ def read_keys(path: Path) -> list[KeyEntry]:
 
 
 def make_salt(tenant: str | None, body_salt: str | None) -> str:
-    """Return the salt of a tenant's KV: a hash of the tenant's name, then one of the name and the body's own salt.
+    """Return the salt of a tenant's KV: a hash of the tenant's name, then a hash of the name and the body's own salt.
 
     Without keys all callers are one tenant. Nobody can ask for another tenant's salt, because the name is part of both
     hashes. By the first hash, a rank knows to which tenant's share of its cache a prompt's blocks count.

@@ -1,6 +1,6 @@
-"""The line of requests that lost a rank and wait to resume at other ranks.
+"""The queue of requests that lost a rank and wait to resume at other ranks.
 
-    a rank is lost -> its requests join this line -> other ranks are ready and have room -> they go on there
+    a rank is lost -> its requests join this queue -> other ranks are ready and have room -> they go on there
 
 These requests were admitted before (`admission.py`), so they go first: a new request gets the room that they leave.
 Each waits as long as the launch file allows, then it fails. What a request sends to its next ranks is the business of
@@ -15,7 +15,7 @@ from runtime.gateway.ranks.rank_load import RequestSize
 from runtime.gateway.ranks.registry import SMALLEST, Registry
 from runtime.gateway.telemetry.metrics import GatewayMetrics
 
-__all__ = ["ResumptionLine"]
+__all__ = ["ResumptionQueue"]
 
 FIRST_PAUSE_S = 0.1  # assumed: a prefill rank may notice that its decode rank is gone before the gateway does
 RETRY_S = 0.05
@@ -31,62 +31,62 @@ class _Waiting:
     until: float
 
 
-class ResumptionLine:
-    """The gateway's line of requests that lost a rank. They resume in the order in which they came."""
+class ResumptionQueue:
+    """The gateway's queue of requests that lost a rank. They resume in the order in which they came."""
 
     def __init__(self, registry: Registry, metrics: GatewayMetrics, wait_s: float) -> None:
         self.registry = registry
         self._metrics, self._wait_s = metrics, wait_s
-        self._line: dict[_Waiting, None] = {}
+        self._queue: dict[_Waiting, None] = {}
         self._serving: asyncio.Task[None] | None = None
         self._close_reason: str | None = None
 
     def room(self, size: RequestSize = SMALLEST) -> int | None:
-        """Return how many requests of this size find room beyond this line; None while no unit of a phase is ready."""
+        """Return how many requests of this size find room beyond this queue; None while no unit of a phase is ready."""
         room = self.registry.room(size)
-        return None if room is None else max(0, room - len(self._line))
+        return None if room is None else max(0, room - len(self._queue))
 
     def leaves_room(self) -> bool:
-        """Return whether ranks have room for a new request beyond those in this line."""
-        return not self._line or bool(self.room())
+        """Return whether ranks have room for a new request beyond those in this queue."""
+        return not self._queue or bool(self.room())
 
     def join(
         self, try_to_resume: Callable[[], bool], give_up: Callable[[str], None], num_resumptions: int
     ) -> Callable[[], None]:
-        """Put a request in line: call `try_to_resume` until it succeeds, or `give_up` with a reason after the timeout.
+        """Queue a request: call `try_to_resume` until it succeeds, or `give_up` with a reason after the timeout.
 
-        Return a function that leaves the line. A request that has resumed before, `num_resumptions` times, waits longer
-        before its first try, because the fault that broke a handover may take a while to be noticed.
+        Return a function that leaves the queue. A request that has resumed before, `num_resumptions` times, waits
+        longer before its first try, because the fault that broke a handover may take a while to be noticed.
         """
         not_before = asyncio.get_running_loop().time() + FIRST_PAUSE_S * 2**num_resumptions
         waiting = _Waiting(try_to_resume, give_up, not_before, not_before + self._wait_s)
         if self._close_reason is not None:
             give_up(self._close_reason)
             return lambda: None
-        self._line[waiting] = None
+        self._queue[waiting] = None
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
-        return lambda: self._line.pop(waiting, None)
+        return lambda: self._queue.pop(waiting, None)
 
     def close(self, reason: str) -> None:
         """Fail the requests that wait, now and later."""
         self._close_reason = reason
-        for waiting in list(self._line):
+        for waiting in list(self._queue):
             waiting.give_up(reason)
-        self._line.clear()
+        self._queue.clear()
 
     async def _serve(self) -> None:
-        while self._line:
+        while self._queue:
             now = asyncio.get_running_loop().time()
-            for waiting in [waiting for waiting in self._line if waiting.not_before <= now]:
-                if waiting not in self._line:
-                    continue  # the request has left the line meanwhile
+            for waiting in [waiting for waiting in self._queue if waiting.not_before <= now]:
+                if waiting not in self._queue:
+                    continue  # the request has left the queue meanwhile
                 if waiting.try_to_resume():
-                    del self._line[waiting]
+                    del self._queue[waiting]
                     self._metrics.resumed.inc()
-                elif waiting not in self._line:
+                elif waiting not in self._queue:
                     continue  # the request was given up
                 elif waiting.until <= now:
-                    del self._line[waiting]
+                    del self._queue[waiting]
                     waiting.give_up(f"no ranks could go on with it within {self._wait_s:g} s")
             await asyncio.sleep(RETRY_S)

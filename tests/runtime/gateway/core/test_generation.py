@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
-from runtime.gateway.tenants.resumption_line import ResumptionLine
 
 from runtime.gateway.core import generation
 from runtime.gateway.core.calls import Call, GenerationRequest, ServedModel, read_chat
@@ -18,7 +17,8 @@ from runtime.gateway.ranks.prefix_index import PrefixIndex
 from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RankLimits
 from runtime.gateway.telemetry.metrics import GatewayMetrics
-from runtime.gateway.tenants.admission import Admission, LineLimits
+from runtime.gateway.tenants.admission import Admission, QueueLimits
+from runtime.gateway.tenants.resumption_queue import ResumptionQueue
 from runtime.protocol.messages import Hello, Logprobs, Sampling, Token
 from tests.runtime.gateway.conftest import TOOL_TEMPLATE
 
@@ -48,11 +48,11 @@ class Unit:
             least_prompt_tokens=lambda: 0,
             call_on_room=lambda call: None,
         )
-        resumptions = ResumptionLine(registry, self._metrics, wait_s=1)
+        resumptions = ResumptionQueue(registry, self._metrics, wait_s=1)
         sampling = Sampling(100, 0.0, 1.0, 0, [], num_logprobs=num_logprobs)
         request = GenerationRequest([0], sampling, stops)
         call = Call((request,), num_prompt_tokens=1, stream=True)
-        admission = Admission(resumptions, self._metrics, LineLimits(0, 256, 1.0))
+        admission = Admission(resumptions, self._metrics, QueueLimits(0, 256, 1.0))
         return Generation(call, "caller", admission, self._tokenizer, self._metrics)
 
     def say(self, token_id, finish_reason=None, logprobs=None):

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from runtime.gateway.tenants.resumption_line import ResumptionLine
 
 from runtime.gateway.core.calls import GenerationRequest
 from runtime.gateway.core.resumption import MAX_RESUMPTIONS, ResumableRequest
@@ -15,7 +14,8 @@ from runtime.gateway.ranks.prefix_index import PrefixIndex
 from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import RankLimits, RequestSize
 from runtime.gateway.telemetry.metrics import GatewayMetrics, RequestClock
-from runtime.gateway.tenants import resumption_line
+from runtime.gateway.tenants import resumption_queue
+from runtime.gateway.tenants.resumption_queue import ResumptionQueue
 from runtime.protocol.frames import FrameReader
 from runtime.protocol.messages import Abort, Failed, FromGateway, Hello, Prefill, PrefixHit, Sampling, Token
 
@@ -64,7 +64,7 @@ class Call:
         registry = SimpleNamespace(room=lambda size: 9, choose_ranks=self._choose)
         self.measured = CollectorRegistry()
         metrics = GatewayMetrics(self.measured, "tiny")
-        self.resumptions = ResumptionLine(registry, metrics, wait_s)
+        self.resumptions = ResumptionQueue(registry, metrics, wait_s)
         self.sizes = []
         request = GenerationRequest(PROMPT, Sampling(len(ANSWER), 1.0, 1.0, 42, []), ())
         self.request = ResumableRequest(
@@ -93,8 +93,8 @@ class Call:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    monkeypatch.setattr(resumption_line, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(resumption_line, "RETRY_S", 0.001)
+    monkeypatch.setattr(resumption_queue, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(resumption_queue, "RETRY_S", 0.001)
 
 
 def run_in_time(coroutine):

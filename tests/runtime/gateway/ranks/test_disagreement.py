@@ -42,8 +42,8 @@ class Weights:
     def hear(self, line, lines):
         self.served.check(line, lines, unit_is_ready=line.state == "ready" and line.refusal is None)
 
-    def lose(self, line, lines):
-        self.served.lose(line, lines)
+    def mark_lost(self, line, lines):
+        self.served.mark_lost(line, lines)
 
 
 class Tokenizers:
@@ -55,8 +55,8 @@ class Tokenizers:
     def hear(self, line, lines):
         self.served.check(line, lines)
 
-    def lose(self, line, lines):
-        self.served.lose(line, lines)
+    def mark_lost(self, line, lines):
+        self.served.mark_lost(line, lines)
 
 
 class Fleet:
@@ -94,7 +94,7 @@ class Fleet:
         """Let gateways notice lost lines, and refused units tell all gateways."""
         while lost := [key for key, line in self.lines.items() if line.state == "lost"]:
             line = self.lines.pop(lost[0])
-            self.gateways[lost[0][1]].lose(line, self.gateway_lines(lost[0][1]))
+            self.gateways[lost[0][1]].mark_lost(line, self.gateway_lines(lost[0][1]))
         for unit, gateway in list(self.lines):
             line = self.lines.get((unit, gateway))
             if line and line.state == "ready" and any(each.is_told for each in self.unit_lines(unit)):

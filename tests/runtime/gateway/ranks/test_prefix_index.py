@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.gateway.ranks.prefix_index import FRESH_NS, NO_NAMES, TENANT_SHIFT, WAYS, PrefixIndex, name_blocks
+from runtime.gateway.ranks.prefix_index import FRESH_NS, NO_HASHES, TENANT_SHIFT, WAYS, PrefixIndex, hash_blocks
 from runtime.gateway.tenants.keys import make_salt
 from runtime.kv.idle import FRESH_S
 
@@ -21,7 +21,7 @@ def colliding_names(*numbers):
 def test_a_name_stands_for_a_whole_prefix():
     """A block's name depends on all tokens up to its end."""
     names, other_begin, other_end = (
-        name_blocks("", ids).tolist() for ids in (IDS, [7, *IDS[1:]], [*IDS[:191], 7, *IDS[192:]])
+        hash_blocks("", ids).tolist() for ids in (IDS, [7, *IDS[1:]], [*IDS[:191], 7, *IDS[192:]])
     )
 
     assert len(names) == 4
@@ -32,7 +32,7 @@ def test_a_name_stands_for_a_whole_prefix():
 @given(st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.sampled_from([None, "x", "y"])), unique=True))
 def test_no_two_salts_share_a_name(callers):
     """Prompts with different keys or salts share no name."""
-    named = [name_blocks(make_salt(*caller), IDS).tolist() for caller in callers]
+    named = [hash_blocks(make_salt(*caller), IDS).tolist() for caller in callers]
 
     assert len({name for names in named for name in names}) == 4 * len(callers)
 
@@ -40,21 +40,21 @@ def test_no_two_salts_share_a_name(callers):
 def test_what_a_rank_has_ends_where_its_prompts_differ():
     """Each rank has its own prefixes, and its successor has none of them."""
     index = PrefixIndex(64)
-    first, second = index.enter(), index.enter()
+    first, second = index.add_rank(), index.add_rank()
     index.use(first, colliding_names(1, 2, 3, 4))
     index.use(second, colliding_names(1, 2, 9))
-    before = [index.find(colliding_names(1, 2, 3, 5), [first, second]), index.find(NO_NAMES, [first, second])]
-    index.leave(first)
+    before = [index.find(colliding_names(1, 2, 3, 5), [first, second]), index.find(NO_HASHES, [first, second])]
+    index.remove_rank(first)
 
     assert before == [[3, 2], [0, 0]]
-    assert index.enter() == first
+    assert index.add_rank() == first
     assert index.find(colliding_names(1, 2, 3, 5), [first, second]) == [0, 2]
 
 
 def test_one_bucket_keeps_the_names_that_were_used_last():
     """A full bucket keeps the first names of a chain, because they count as used last."""
     index = PrefixIndex(WAYS)
-    place = index.enter()
+    place = index.add_rank()
     index.use(place, colliding_names(*range(1, WAYS + 4)))
     held = index.find(colliding_names(*range(1, WAYS + 4)), [place])
     index.use(place, colliding_names(1, 2, 50))
@@ -71,7 +71,7 @@ def names_of(tenant, *numbers):
 def test_a_tenant_who_floods_a_rank_makes_the_gateway_forget_his_own_prompts():
     """However much one tenant sends, the other's names stay while they are less than half of each bucket."""
     index = PrefixIndex(16 * WAYS)
-    place, kept = index.enter(), names_of(1, *range(16 * (WAYS // 2 - 1)))
+    place, kept = index.add_rank(), names_of(1, *range(16 * (WAYS // 2 - 1)))
     index.use(place, kept)
     for flood in range(30):
         index.use(place, names_of(2, *range(1000 * (flood + 1), 1000 * (flood + 1) + 100)))
@@ -83,7 +83,7 @@ def test_what_the_index_knows_of_a_tenant_who_went_away_goes():
     """Names that nobody used for as long as ranks keep pages fresh go first, even if another tenant has more."""
     now = [0]
     index = PrefixIndex(WAYS, clock_ns=lambda: now[0])
-    place = index.enter()
+    place = index.add_rank()
     index.use(place, names_of(1, 1, 2, 3))
     now[0] = FRESH_NS + WAYS
     index.use(place, names_of(2, *range(1, WAYS + 1)))
@@ -125,7 +125,7 @@ def test_a_full_bucket_gives_up_what_a_slow_reference_gives_up(uses):
     """A bucket holds exactly the names that a reference holds which looks at each."""
     now = [1]
     index, reference = PrefixIndex(WAYS, clock_ns=lambda: now[0]), OneBucket()
-    place = index.enter()
+    place = index.add_rank()
     every = [names_of(tenant, number) for tenant in range(1, 5) for number in range(1, 13)]
     for tenant, first, length, wait in uses:
         names = names_of(tenant, *range(first, first + length))
@@ -139,7 +139,7 @@ def test_a_full_bucket_gives_up_what_a_slow_reference_gives_up(uses):
 def test_blocks_are_forgotten_by_name_and_by_age():
     """A given-up prompt's own blocks are forgotten, and a lost block takes all older ones along."""
     index = PrefixIndex(64)
-    place = index.enter()
+    place = index.add_rank()
     index.use(place, colliding_names(1, 2))
     index.use(place, colliding_names(1, 3))
     index.use(place, colliding_names(4))
@@ -155,7 +155,7 @@ def test_blocks_are_forgotten_by_name_and_by_age():
 def test_memory_is_bounded_however_many_ranks_there_are():
     """With many ranks each gets fewer pages, and known ranks stay known."""
     index = PrefixIndex(num_blocks=10_000, max_bytes=2**16)
-    places = [index.enter() for _ in range(40)]
+    places = [index.add_rank() for _ in range(40)]
     index.use(places[0], colliding_names(1, 2, 3))
 
     assert len(set(places)) == 40
@@ -168,7 +168,7 @@ def test_memory_is_bounded_however_many_ranks_there_are():
 def test_a_large_index_finds_what_a_list_of_each_ranks_blocks_finds(prompts):
     """A large index finds exactly what a list of each rank's blocks finds."""
     index, lists = PrefixIndex(4096), [OrderedDict() for _ in range(3)]
-    places = [index.enter() for _ in range(3)]
+    places = [index.add_rank() for _ in range(3)]
     for rank, conversation, num_blocks in prompts:
         names = colliding_names(*(1 + conversation * 100_003 + 7919 * block for block in range(num_blocks)))
         found = index.find(names, places)

@@ -28,7 +28,7 @@ def test_lost_ranks_have_a_bound(few_lost):
     for rank in (connected, *lost):
         few_lost.add(rank)
     for rank in lost:
-        few_lost.lose(rank)
+        few_lost.mark_lost(rank)
 
     assert list(few_lost.group_by_unit()) == [("mill", [connected, *lost[-2:]])]
 
@@ -37,12 +37,12 @@ def test_a_rank_that_comes_back_is_lost_no_more(few_lost):
     """A rank that comes back is not lost, and later news of its predecessor changes nothing."""
     first, second, others = Known(), Known(), [Known("tide", number) for number in range(3)]
     few_lost.add(first)
-    few_lost.lose(first)
+    few_lost.mark_lost(first)
     few_lost.add(second)
-    few_lost.lose(first)
+    few_lost.mark_lost(first)
     for rank in others:
         few_lost.add(rank)
-        few_lost.lose(rank)
+        few_lost.mark_lost(rank)
 
     assert dict(few_lost.group_by_unit()) == {"prefill-0": [second], "tide": others[1:]}
 
@@ -53,9 +53,9 @@ def test_a_unit_is_dropped_as_a_whole(few_lost):
     for rank in (*dropped, *others):
         few_lost.add(rank)
     for rank in dropped[:2]:
-        few_lost.lose(rank)
+        few_lost.mark_lost(rank)
     few_lost.drop_unit("mill")
     for rank in others:
-        few_lost.lose(rank)
+        few_lost.mark_lost(rank)
 
     assert dict(few_lost.group_by_unit()) == {"tide": others}

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.gateway.ranks.prefix_index import PrefixIndex, name_blocks
+from runtime.gateway.ranks.prefix_index import PrefixIndex, hash_blocks
 from runtime.gateway.ranks.rank_connection import Rank
 from runtime.gateway.ranks.rank_load import HeldPrefix, RankLimits, RequestSize, Work
 from runtime.gateway.ranks.router import pick
@@ -26,7 +26,7 @@ class Ranks:
         self.all = [self._join(number) for number in range(num_ranks)]
 
     def send(self, number, request_id, token_ids, salt=""):
-        names = name_blocks(salt, token_ids)
+        names = hash_blocks(salt, token_ids)
         self.all[number].subscribe(request_id, RequestSize(len(token_ids), 10), lambda *_: None, names)
 
     def answer(self, number, request_id, found=0):
@@ -37,7 +37,7 @@ class Ranks:
 
     def num_known(self, token_ids, salt=""):
         prompts = [rank.prompts for rank in self.all]
-        return find_held(prompts, name_blocks(salt, token_ids), len(token_ids))
+        return find_held(prompts, hash_blocks(salt, token_ids), len(token_ids))
 
     def choose(self, token_ids):
         loads, size = [rank.load for rank in self.all], RequestSize(len(token_ids), 10)

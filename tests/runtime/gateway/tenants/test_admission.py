@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import openai
 import pytest
 from prometheus_client import CollectorRegistry
-from runtime.gateway.tenants.resumption_line import ResumptionLine
 
 from runtime.gateway.edge.http_errors import ApiError
 from runtime.gateway.telemetry.metrics import GatewayMetrics
-from runtime.gateway.tenants.admission import Admission, LineLimits, caller_name, num_ahead
+from runtime.gateway.tenants.admission import Admission, QueueLimits, caller_name, num_ahead
+from runtime.gateway.tenants.resumption_queue import ResumptionQueue
 from runtime.protocol.messages import State, Token
 from tests.runtime.gateway.conftest import ADDRESS, EOS_ID, MAX_REQUESTS, PATIENCE_S, FakePair
 
@@ -39,13 +39,13 @@ class Ranks:
         )
         metrics = GatewayMetrics(CollectorRegistry(), "tiny")
         self.admission = Admission(
-            ResumptionLine(registry, metrics, 1.0), metrics, LineLimits(num_queued, 100, timeout_s)
+            ResumptionQueue(registry, metrics, 1.0), metrics, QueueLimits(num_queued, 100, timeout_s)
         )
-        self.line = self.admission.answers
+        self.queue = self.admission.answers
 
     def ask(self, caller, cost=1):
         """Return the turn of one more request."""
-        return self.line.join(caller, cost, lambda: self._start(caller), lambda why: self.given_up.append(why))
+        return self.queue.join(caller, cost, lambda: self._start(caller), lambda why: self.given_up.append(why))
 
     async def give(self, num_free):
         """Free so many places, and wait until that is noticed."""
@@ -105,14 +105,14 @@ def test_prompts_wait_while_ranks_have_enough_to_compute():
 
 
 def test_a_request_that_ends_in_the_line_never_starts():
-    """A request that ends in the line never starts, and its place is free."""
+    """A request that ends in the queue never starts, and its place is free."""
 
     async def run():
         ranks = Ranks(0, num_queued=1)
         turn = ranks.ask("a")
-        before = ranks.line.room("a")
-        ranks.line.end(turn, 1)
-        after = ranks.line.room("a")
+        before = ranks.queue.room("a")
+        ranks.queue.end(turn, 1)
+        after = ranks.queue.room("a")
         await ranks.give(1)
         return before, after, ranks.started
 
@@ -120,19 +120,19 @@ def test_a_request_that_ends_in_the_line_never_starts():
 
 
 def test_a_full_line_refuses_whoever_has_its_share_and_says_when_to_ask_again():
-    """A full line refuses a caller that has its share, with a time by its share of the places."""
+    """A full queue refuses a caller that has its share, with a time by its share of the places."""
 
     async def run():
         ranks = Ranks(0)
         for _ in range(6):
             ranks.ask("hog")
-        ranks.line.check("other", 3)
+        ranks.queue.check("other", 3)
         with pytest.raises(ApiError) as others:
-            ranks.line.check("other", 4)
+            ranks.queue.check("other", 4)
         ranks.ask("other")
         ranks.admission.answers._metrics.pace.record(14.0)
         with pytest.raises(ApiError) as hogs:
-            ranks.line.check("hog", 2)
+            ranks.queue.check("hog", 2)
         return others.value, hogs.value
 
     others, hogs = asyncio.run(run())
@@ -153,7 +153,7 @@ def test_without_units_nobody_waits_for_ever():
         else:
             while not ranks.given_up:
                 await asyncio.sleep(0.01)
-        return ranks.given_up, ranks.line.room("a")
+        return ranks.given_up, ranks.queue.room("a")
 
     assert asyncio.run(run(comes_back=False)) == (["no units have been ready for 0.05 s"], None)
     assert asyncio.run(run(comes_back=True)) == ([], 5)

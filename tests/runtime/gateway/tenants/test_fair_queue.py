@@ -1,46 +1,47 @@
-"""The line is fair by work, first come first served for one caller, and bounded."""
+"""The queue is fair by work, first come first served for one caller, and bounded."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime.gateway.tenants.fair_line import FairLine, cost
+
+from runtime.gateway.tenants.fair_queue import FairQueue, cost
 
 COSTS = st.integers(1, 50)
 CALLERS = st.sampled_from("abcd")
 
 
-def serve(line):
+def serve(queue):
     """Return the turn that is served next."""
-    turn = line.next_turn()
-    line.serve(turn)
+    turn = queue.next_turn()
+    queue.serve(turn)
     return turn
 
 
-def fill(line, arrivals):
+def fill(queue, arrivals):
     """Add one turn for each (caller, cost)."""
-    return [line.join(caller, asked) for caller, asked in arrivals]
+    return [queue.join(caller, asked) for caller, asked in arrivals]
 
 
 @given(st.lists(COSTS, min_size=1))
 def test_one_caller_alone_is_served_in_order(costs):
     """One caller's requests are served in order, whatever they cost."""
-    line = FairLine()
-    turns = fill(line, [("a", asked) for asked in costs])
+    queue = FairQueue()
+    turns = fill(queue, [("a", asked) for asked in costs])
 
-    assert [serve(line) for _ in costs] == turns
-    assert line.next_turn() is None
+    assert [serve(queue) for _ in costs] == turns
+    assert queue.next_turn() is None
 
 
 @given(st.lists(st.tuples(CALLERS, COSTS)), st.lists(COSTS, min_size=1))
 def test_a_newcomers_first_request_waits_for_one_of_each_other_caller_at_most(before, costs):
     """A new caller's first request waits for one request of each other caller at most."""
-    line = FairLine()
-    fill(line, before)
+    queue = FairQueue()
+    fill(queue, before)
     for _ in range(len(before) // 2):
-        serve(line)
-    others = line.num_callers("new") - 1
-    first, *_ = fill(line, [("new", asked) for asked in costs])
-    served = [serve(line) for _ in range(others + 1)]
+        serve(queue)
+    others = queue.num_callers("new") - 1
+    first, *_ = fill(queue, [("new", asked) for asked in costs])
+    served = [serve(queue) for _ in range(others + 1)]
 
     assert first in served
 
@@ -48,16 +49,16 @@ def test_a_newcomers_first_request_waits_for_one_of_each_other_caller_at_most(be
 @given(st.lists(st.tuples(CALLERS, COSTS), min_size=1), st.data())
 def test_callers_that_always_wait_are_served_equal_work(arrivals, data):
     """The work of two callers that always wait differs by one largest request of each at most."""
-    line = FairLine()
-    fill(line, [(caller, asked) for caller, asked in arrivals for _ in range(20)])
+    queue = FairQueue()
+    fill(queue, [(caller, asked) for caller, asked in arrivals for _ in range(20)])
     names, largest = {caller for caller, _ in arrivals}, {}
     for caller, asked in arrivals:
         largest[caller] = max(largest.get(caller, 0), asked)
     for _ in range(data.draw(st.integers(0, 9))):
-        serve(line)
+        serve(queue)
     work = dict.fromkeys(names, 0)
-    while line.num_callers("nobody") - 1 == len(names):
-        turn = serve(line)
+    while queue.num_callers("nobody") - 1 == len(names):
+        turn = serve(queue)
         work[turn.caller.name] += turn.cost
         for one in names:
             for other in names - {one}:
@@ -66,32 +67,32 @@ def test_callers_that_always_wait_are_served_equal_work(arrivals, data):
 
 @given(st.lists(st.tuples(st.sampled_from(["join", "serve", "leave", "end"]), CALLERS, COSTS)))
 def test_a_caller_that_waits_is_served(steps):
-    """After any history the line is served to its end."""
-    line, waiting, served = FairLine(), [], []
+    """After any history the queue is served to its end."""
+    queue, waiting, served = FairQueue(), [], []
     for step, caller, asked in steps:
         if step == "join":
-            waiting.append(line.join(caller, asked))
+            waiting.append(queue.join(caller, asked))
         elif waiting and step == "serve":
-            served.append(serve(line))
+            served.append(serve(queue))
             waiting.remove(served[-1])
         elif waiting and step == "leave":
-            line.end(waiting.pop(), 0)
+            queue.end(waiting.pop(), 0)
         elif served:
-            line.end(served.pop(), asked)
-        assert len(line) == len(waiting)
-    rest = [serve(line) for _ in waiting]
+            queue.end(served.pop(), asked)
+        assert len(queue) == len(waiting)
+    rest = [serve(queue) for _ in waiting]
 
     assert sorted(rest, key=id) == sorted(waiting, key=id)
 
 
 def test_a_caller_pays_for_what_its_answers_were_in_the_end():
     """A caller whose answers are longer than expected is served less often."""
-    line = FairLine()
-    fill(line, [("short", 10), ("long", 10)] * 40)
+    queue = FairQueue()
+    fill(queue, [("short", 10), ("long", 10)] * 40)
     served = []
     for _ in range(30):
-        turn = serve(line)
-        line.end(turn, 10 if turn.caller.name == "short" else 50)
+        turn = serve(queue)
+        queue.end(turn, 10 if turn.caller.name == "short" else 50)
         served.append(turn.caller.name)
 
     assert served.count("short") == pytest.approx(25, abs=1)
@@ -99,88 +100,88 @@ def test_a_caller_pays_for_what_its_answers_were_in_the_end():
 
 def test_an_idle_caller_saves_nothing():
     """An idle caller does not save up turns."""
-    line = FairLine()
-    fill(line, [("busy", 10)] * 100)
+    queue = FairQueue()
+    fill(queue, [("busy", 10)] * 100)
     for _ in range(50):
-        serve(line)
-    fill(line, [("idle", 10)] * 100)
+        serve(queue)
+    fill(queue, [("idle", 10)] * 100)
 
-    assert sorted(serve(line).caller.name for _ in range(10)) == ["busy"] * 5 + ["idle"] * 5
+    assert sorted(serve(queue).caller.name for _ in range(10)) == ["busy"] * 5 + ["idle"] * 5
 
 
 def test_work_is_not_forgotten_while_others_wait():
     """A caller of one large request after another gets no more than its share."""
-    line = FairLine()
-    fill(line, [("small", 1)] * 1000)
-    line.join("large", 100)
+    queue = FairQueue()
+    fill(queue, [("small", 1)] * 1000)
+    queue.join("large", 100)
     served = []
     for _ in range(300):
-        served.append(serve(line).caller.name)
+        served.append(serve(queue).caller.name)
         if served[-1] == "large":
-            line.join("large", 100)
+            queue.join("large", 100)
 
     assert served.count("large") == 3
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40), st.booleans())), st.integers(0, 20))
 def test_the_line_has_never_more_than_twice_its_places(calls, num_places):
-    """The line has at most twice its places, and a call enters with all its requests or none."""
-    line = FairLine()
+    """The queue has at most twice its places, and a call enters with all its requests or none."""
+    queue = FairQueue()
     for caller, num_requests, is_served in calls:
-        if num_requests <= line.room(str(caller), num_places):
-            fill(line, [(str(caller), 1)] * num_requests)
-        if is_served and len(line):
-            serve(line)
-        assert len(line) <= 2 * num_places
+        if num_requests <= queue.room(str(caller), num_places):
+            fill(queue, [(str(caller), 1)] * num_requests)
+        if is_served and len(queue):
+            serve(queue)
+        assert len(queue) <= 2 * num_places
 
 
 @pytest.mark.parametrize("num_places", [1, 7, 64])
 def test_one_caller_alone_has_all_places(num_places):
     """One caller alone may have all places, and no more."""
-    line = FairLine()
+    queue = FairQueue()
 
-    assert line.room("a", num_places) == num_places
-    fill(line, [("a", 1)] * num_places)
-    assert line.room("a", num_places) == 0
+    assert queue.room("a", num_places) == num_places
+    fill(queue, [("a", 1)] * num_places)
+    assert queue.room("a", num_places) == 0
 
 
 def test_a_full_line_has_room_for_its_share_of_somebody_else():
-    """A caller that fills the line keeps no other caller out."""
-    line = FairLine()
-    fill(line, [("hog", 1)] * 12)
+    """A caller that fills the queue keeps no other caller out."""
+    queue = FairQueue()
+    fill(queue, [("hog", 1)] * 12)
 
-    assert line.room("hog", 12) == 0
-    assert line.room("other", 12) == 6
-    fill(line, [("other", 1)] * 6)
-    assert line.room("other", 12) == 0
-    assert line.room("third", 12) == 4
+    assert queue.room("hog", 12) == 0
+    assert queue.room("other", 12) == 6
+    fill(queue, [("other", 1)] * 6)
+    assert queue.room("other", 12) == 0
+    assert queue.room("third", 12) == 4
 
 
 def test_callers_are_forgotten():
-    """A line that is empty keeps nothing of its callers."""
-    line = FairLine()
-    line.join("always", 1)
+    """A queue that is empty keeps nothing of its callers."""
+    queue = FairQueue()
+    queue.join("always", 1)
     for number in range(1000):
-        line.join(str(number), 5)
-        line.join("always", 1)
-        for turn in (serve(line), serve(line)):
-            line.end(turn, turn.cost)
+        queue.join(str(number), 5)
+        queue.join("always", 1)
+        for turn in (serve(queue), serve(queue)):
+            queue.end(turn, turn.cost)
 
-    assert len(line._callers) < 10
-    while len(line):
-        turn = serve(line)
-        line.end(turn, turn.cost)
-    assert not line._callers
+    assert len(queue._callers) < 10
+    while len(queue):
+        turn = serve(queue)
+        queue.end(turn, turn.cost)
+    assert not queue._callers
 
 
 def test_whoever_is_being_served_comes_after_somebody_new():
     """A caller that is being served comes after a new one."""
-    line = FairLine()
-    fill(line, [("hog", 1)])
-    serve(line)
-    fill(line, [("hog", 1), ("new", 1)])
+    queue = FairQueue()
+    fill(queue, [("hog", 1)])
+    serve(queue)
+    fill(queue, [("hog", 1), ("new", 1)])
 
-    assert serve(line).caller.name == "new"
+    assert serve(queue).caller.name == "new"
 
 
 def test_a_generated_token_costs_two_of_a_prompt():
