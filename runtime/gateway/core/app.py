@@ -410,8 +410,10 @@ def _model_card(gateway: Gateway) -> dict[str, Any]:
 
 
 def _answer_api_error(request: Request, error: ApiError) -> Response:
+    gateway: Gateway = request.app.state.gateway
+    gateway.metrics.count_refusal(error)
     if error.code != "invalid_api_key":  # the key ring has logged it
-        request.app.state.gateway.log.log_refusal(request, error)
+        gateway.log.log_refusal(request, error)
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
 
 

@@ -27,6 +27,8 @@ One exception, and a function for each kind of error. Each message is a sentence
 from dataclasses import dataclass
 
 __all__ = [
+    "KEY_LIMIT_REACHED",
+    "OVERLOADED",
     "ApiError",
     "ambiguous_length",
     "body_too_large",
@@ -50,6 +52,7 @@ __all__ = [
     "unusable_schema",
 ]
 
+OVERLOADED, KEY_LIMIT_REACHED = "overloaded", "rate_limit_exceeded"  # the codes of status 429
 RETRY_AFTER_S = 1
 MAX_SHOWN = 500  # assumed: characters of a message. A caller's key or name in it may have millions
 
@@ -65,6 +68,7 @@ class ApiError(Exception):
     code: str | None = None
     retry_after_s: int = RETRY_AFTER_S
     ends_connection: bool = False
+    num_requests: int = 1  # how many requests of the call are refused with it
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return the JSON document, the same in an HTTP answer and in a stream."""
@@ -117,16 +121,21 @@ def unknown_key() -> ApiError:
     return ApiError(401, "give a key that is known here: Authorization: Bearer KEY", code="invalid_api_key")
 
 
-def key_limit_reached(limit: str, retry_after_s: int) -> ApiError:
+def key_limit_reached(limit: str, retry_after_s: int, num_asked: int = 1) -> ApiError:
     """Return the error for a call that is over its key's `limit`, and say when to try again."""
     message = f"this key may have {limit}; ask again in a while"
-    return ApiError(429, message, type="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s)
+    return _try_again(message, KEY_LIMIT_REACHED, retry_after_s, num_asked)
 
 
 def overloaded(num_asked: int, num_free: int, retry_after_s: int) -> ApiError:
     """Return the error for more requests than there is room for, and say when there may be room."""
     message = f"there is room for {num_free} more requests now, this call makes {num_asked}; ask again in a while"
-    return ApiError(429, message, type="rate_limit_error", code="overloaded", retry_after_s=retry_after_s)
+    return _try_again(message, OVERLOADED, retry_after_s, num_asked)
+
+
+def _try_again(message: str, code: str, retry_after_s: int, num_requests: int) -> ApiError:
+    kind = "rate_limit_error"
+    return ApiError(429, message, type=kind, code=code, retry_after_s=retry_after_s, num_requests=num_requests)
 
 
 def oversized_call(num_asked: int, owner: str, limit: int) -> ApiError:

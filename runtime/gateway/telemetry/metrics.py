@@ -14,6 +14,7 @@ import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from runtime.gateway.edge.http_errors import KEY_LIMIT_REACHED, OVERLOADED, ApiError
 from runtime.gateway.ranks.answer_lengths import AnswerLengths
 from runtime.gateway.telemetry.pace import Pace
 from runtime.gateway.telemetry.phase_loads import PhaseLoads
@@ -22,6 +23,7 @@ from runtime.gateway.telemetry.token_tally import TokenTally
 __all__ = ["GatewayMetrics", "RequestClock"]
 
 LABELS = ("model_name",)
+REJECTED = "Requests answered with 429: no rank had room, or a limit of the key was reached."
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120)
 ITL_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 E2E_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
@@ -47,15 +49,21 @@ class GatewayMetrics:
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of requests that got a token.")
         self.expected = counter("prefix_expected_tokens_total", "Of these, expected at the rank that was chosen.")
         self.found = counter("prefix_found_tokens_total", "Of these, found there.")
-        self.rejected = counter("num_requests_rejected_total", "Requests answered with 429: no rank had room.")
         self.failed = counter("num_requests_failed_total", "Requests answered with 503, or broken off.")
         self.resumed = counter("num_requests_resumed_total", "Times a request went on at other ranks: it had lost one.")
+        rejected = Counter("tidemill_num_requests_rejected_total", REJECTED, (*LABELS, "code"), registry=registry)
+        self._rejected = {code: rejected.labels(model_name, code) for code in (OVERLOADED, KEY_LIMIT_REACHED)}
         self.pace = Pace()
         self.tokens = TokenTally(model_name, ITL_BUCKETS_S)
         registry.register(self.tokens)
         self.phases = PhaseLoads(model_name)
         registry.register(self.phases)
         self.lengths = AnswerLengths()
+
+    def count_refusal(self, error: ApiError) -> None:
+        """Count the requests that `error` refuses, if it says to try again (429)."""
+        if error.status == 429:
+            self._rejected[error.code].inc(error.num_requests)
 
 
 class RequestClock:

@@ -119,7 +119,6 @@ class AdmissionQueue:
             self._metrics.failed.inc(num_requests)
             raise unavailable("no prefill unit and decode unit are ready together, and no mixed unit is")
         if num_requests > room:
-            self._metrics.rejected.inc(num_requests)
             if not self._registry.num_requests() and not len(self._queue):
                 raise oversized_call(num_requests, "a caller", room)
             raise overloaded(num_requests, room, self._estimate_wait_s(caller, num_requests - room))

@@ -101,10 +101,10 @@ class Account:
             if limit is not None and num_requests > limit:
                 raise oversized_call(num_requests, "this key", limit)
             if limit is not None and self.num_requests + num_requests > limit:
-                raise key_limit_reached(f"{limit:,} requests at a time", RETRY_S)
+                raise key_limit_reached(f"{limit:,} requests at a time", RETRY_S, num_requests)
             limit = self.limits.max_streams
             if limit is not None and self.num_streams + is_stream > limit:
-                raise key_limit_reached(f"{limit:,} streams at a time", RETRY_S)
+                raise key_limit_reached(f"{limit:,} streams at a time", RETRY_S, num_requests)
         self.num_requests += num_requests
         self.num_streams += is_stream
         self._num_tokens += num_tokens

@@ -153,10 +153,10 @@ class GatewayProcess:
     def log(self):
         return self.log_file.read_text()
 
-    def metric(self, name):
-        """Return the value of a sample without a bucket."""
+    def metric(self, name, label=""):
+        """Return the value of a sample without a bucket, the first one that has `label`."""
         samples = [line for line in self.get("/metrics", port="metrics")[1].splitlines() if line.startswith(name + "{")]
-        return float(samples[0].rsplit(" ", 1)[1])
+        return next(float(line.rsplit(" ", 1)[1]) for line in samples if label in line)
 
     def memory_mib(self):
         """Return the process's peak memory."""

@@ -408,7 +408,10 @@ def rank_name(rank):
 
 
 def test_more_than_the_ranks_may_have_is_a_429(client, gateway, pair):
-    """A call beyond the ranks' and the queue's room is a 429, is counted, and reaches no rank."""
+    """A call beyond the ranks' and the queue's room is a 429, is counted, and reaches no rank.
+
+    A call that will never find room is a 400, and is not counted.
+    """
     answer_all, pair.prefill.on_prefill = pair.prefill.on_prefill, None
     most, before = MAX_REQUESTS + MAX_QUEUED_REQUESTS, gateway.metric("tidemill_num_requests_rejected_total")
     with ThreadPoolExecutor() as pool:
@@ -421,6 +424,8 @@ def test_more_than_the_ranks_may_have_is_a_429(client, gateway, pair):
         answered = first.result()
     pair.reply, pair.prefill.on_prefill = [EOS_ID], answer_all
     again = client.completions.create(model=MODEL, prompt=["mill"] * most)
+    with pytest.raises(openai.BadRequestError, match=f"a caller may have {most}"):
+        client.completions.create(model=MODEL, prompt=["mill"] * (most + 1))
 
     assert (error.value.status_code, error.value.body["code"]) == (429, "overloaded")
     assert error.value.response.headers["retry-after"] == "1"

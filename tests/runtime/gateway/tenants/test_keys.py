@@ -211,7 +211,10 @@ def test_a_host_header_opens_no_door(file, monkeypatch):
 
 @pytest.mark.parametrize(("sharing", "tenant"), [("tenant", "team"), ("all", None)])
 def test_a_gateway_with_keys_lets_nobody_else_in(sharing, tenant, start_gateway, join, tokenizer, wait_until):
-    """A gateway with keys lets only probes in without one. Where the launch file says so, all keys share KV."""
+    """A gateway with keys lets only probes in without one, and counts what their limits refuse.
+
+    Where the launch file says so, all keys share KV.
+    """
     gateway = start_gateway(keys={"keys": [entry(max_streams=1)]}, sharing=sharing)
     pair = FakePair(*(join(at=gateway, phase=phase) for phase in ("prefill", "decode")))
     pair.reply = [*tokenizer.encode_whole("tide"), EOS_ID]
@@ -235,7 +238,9 @@ def test_a_gateway_with_keys_lets_nobody_else_in(sharing, tenant, start_gateway,
         list(stream)
         list(client.completions.create(**asked | {"extra_body": {"cache_salt": "a"}}))
     heard = [pair.prefill.hear() for _ in range(2)]
+    refused = [gateway.metric("tidemill_num_requests_rejected_total", code) for code in ("overloaded", "rate_limit")]
 
+    assert refused == [0, 1]
     assert [prefill.cache_salt for prefill in heard] == [make_salt(tenant, None), make_salt(tenant, "a")]
     assert gateway.call("POST", "/v1/nothing", 9 * 2**20 * "x")[0] == 401
     assert "tm-" not in gateway.log()
