@@ -22,7 +22,7 @@ __all__ = ["Backend", "choose_backend"]
 
 @dataclass(frozen=True)
 class Backend:
-    """The operations, the batching, and `dtype`, the type of the model's matrices, which may be FP8."""
+    """A model's operations and batching, and `dtype`: the type of its matrices, which may be FP8."""
 
     dtype: torch.dtype
     ops: Ops
@@ -40,15 +40,15 @@ class Backend:
 
     @property
     def kernels(self) -> list[str]:
-        """The names of everything that affects the last bits of a CPU's sums: torch, operations, kind of CPU."""
+        """The names of what affects the last bits of a CPU's sums: torch's version, operations, kind of CPU."""
         capability = torch.backends.cpu.get_cpu_capability()
         return [str(torch.__version__), type(self.ops).__name__, platform.machine(), capability, _cpu_model()]
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, deterministic: bool) -> Backend:
-    """Choose the fastest operations for matrices of `dtype`; if `deterministic`, the fastest batch-invariant ones.
+    """Return the fastest operations for matrices of `dtype`; if `deterministic`, the fastest batch-invariant ones.
 
-    Raise RuntimeFailure if no operations of the device are known to be batch-invariant.
+    Raises RuntimeFailure if no operations of the device are known to be batch-invariant.
     """
     if device.type != "cpu":
         if deterministic:
@@ -63,7 +63,7 @@ def choose_backend(device: torch.device, dtype: torch.dtype, deterministic: bool
 
 
 def _cpu_model() -> str:
-    """Return the CPU's name as Linux reports it, or an empty text."""
+    """Return the CPU's name as Linux reports it; empty if it reports none."""
     cpus = Path("/proc/cpuinfo")
     lines = cpus.read_text(errors="replace").splitlines() if cpus.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -42,15 +42,15 @@ TILE_POSITIONS = 64
 
 
 class Batching(Protocol):
-    """A way to compute a step. The two forms agree up to rounding; `Batched` is the fast one."""
+    """A way to compute a step. Both implementations agree up to rounding; `Batched` is the fast one."""
 
     is_invariant: bool  # a row's bits do not depend on how many rows are computed with it
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
-        """Call `function` with tensors [T, ...] of a row for each token. It returns one such tensor or several."""
+        """Return `function(*rows)`. Each tensor [T, ...], given or returned, has a row for each token."""
 
     def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
-        """Call `attend` with the queries of the last T of a request's S positions: [T, ...]."""
+        """Return `attend` for the queries of the last T of a request's S positions: [T, ...]."""
 
     def attend_pages(
         self,
@@ -73,12 +73,15 @@ class Batching(Protocol):
         """Compute the first `counts_M` of each slot's rows: [M, Z, D]."""
 
     def fp8_experts(self, ops: Ops, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
-        """Compute rows in slot order. Slot i has `counts[i]` rows, and the first `counts_M[i]` are real: [R, D]."""
+        """Compute rows in slot order: [R, D].
+
+        Slot i has `counts[i]` rows, of which the first `counts_M[i]` are real.
+        """
 
     def masked_fp8_experts(
         self, ops: Ops, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int
     ) -> Tensor:
-        """Compute the first `counts_M` of each slot's rows, about `expected_rows` of them: [M, Z, D]."""
+        """Compute the first `counts_M` of each slot's rows, [M, Z, D]. A slot has about `expected_rows`."""
 
 
 class Batched:
@@ -134,7 +137,7 @@ class BatchInvariant:
     is_invariant = True
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
-        """Go tile by tile. Without rows, compute one tile of zeros and return no row of it."""
+        """Go tile by tile. If there are no rows, compute one tile of zeros and return none of it."""
         num_rows = len(rows[0])
         starts = range(0, max(num_rows, 1), TILE_ROWS)
         tiles = [function(*(_tile(tensor, start) for tensor in rows)) for start in starts]
@@ -215,9 +218,9 @@ class BatchInvariant:
 
 @torch.inference_mode()
 def check_machine(functions: list[tuple[Callable[[Tensor], Any], int, torch.dtype]]) -> None:
-    """Check that no function's result depends on a row's position in its tile. Raise RuntimeFailure otherwise.
+    """Raises RuntimeFailure if a function's result depends on a row's position in its tile.
 
-    `functions` come with their rows' size and type. A tile of equal rows must become equal rows.
+    `functions` are (function, size of a row, type). A tile of equal rows must become equal rows.
     """
     generator = torch.Generator().manual_seed(0)
     for function, size, dtype in functions:
@@ -240,12 +243,12 @@ def _fp8_expert(ops: Ops, experts: ExpertCodes, slot: int, bytes_RD: Tensor, sca
 
 
 def _tile(rows: Tensor, start: int) -> Tensor:
-    """Return the tile of rows from `start` on, in memory of its own."""
+    """Return a copy of the tile of rows from `start` on."""
     tile = rows[start : start + TILE_ROWS]
     missing = TILE_ROWS - len(tile)
     return _pad_rows(tile, 0, missing) if missing else private_copy(tile)
 
 
 def _pad_rows(rows: Tensor, before: int, after: int) -> Tensor:
-    """Put rows of zeros around `rows`."""
+    """Return `rows` with rows of zeros before and after."""
     return F.pad(rows, (*(0, 0) * (rows.dim() - 1), before, after))

@@ -65,7 +65,7 @@ def use_device(kind: str, local_rank: int) -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """Name a GPU as its driver does, with its architecture."""
+    """Return a GPU's name, as its driver has it, and its architecture."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"{device} ({torch.cuda.get_device_name(device)}, sm_{major}{minor})"
 
@@ -77,16 +77,16 @@ def _torch_build() -> str:
 
 
 class HostLink:
-    """Copies that are done when the call returns."""
+    """Copies between host and device that are done when the call returns."""
 
     pins = False  # whether it pins host memory, which is slow
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return host memory for copies from and to a device."""
+        """Return host memory for copies to and from a device."""
         return torch.empty(tuple(shape), dtype=dtype)
 
     def to_host(self, x: Tensor) -> Tensor:
-        """Copy `x` to host memory, wait for the copy, and return it. A CPU's tensor is returned as it is."""
+        """Return a copy of `x` in host memory, once it is done. A CPU's tensor is returned as it is."""
         if x.device.type == "cpu":
             return x
         host = self.empty(x.shape, x.dtype)
@@ -95,25 +95,25 @@ class HostLink:
         return host
 
     def begin_to_host(self, x: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-        """Begin to copy `x` to host memory. Return the copy and a function that waits for it, or None if it is done."""
+        """Begin to copy `x` to host memory. Return the copy, and a function that waits for it; None if it is done."""
         return self.to_host(x), None
 
     def begin_to_device(self, copy: Callable[[], None]) -> "PendingCopy | None":
-        """Begin `copy`, which copies host memory to the device. Return its arrival, or None if it is done."""
+        """Call `copy`, which copies host memory to the device. Return the pending copy; None if it is done."""
         copy()
         return None
 
     def begin_from_device(self, copy: Callable[[], None]) -> "PendingCopy | None":
-        """Begin `copy`, which copies the device's memory to the host. Return its arrival, or None if it is done."""
+        """Call `copy`, which copies the device's memory to the host. Return the pending copy; None if it is done."""
         copy()
         return None
 
     def track_copies(self) -> Callable[[], bool]:
-        """Return a function that tells whether the copies to the device that have begun by now are done."""
+        """Return a function that tells whether the copies to the device that were begun before this call are done."""
         return lambda: True
 
     def make_wait(self, device: torch.device) -> Callable[[], None]:
-        """Return a function that waits until `device` has done the work issued by now."""
+        """Return a function that waits until `device` has done the work issued before this call."""
         return lambda: None
 
     def finish(self, device: torch.device) -> None:
@@ -121,7 +121,7 @@ class HostLink:
 
 
 class PinnedLink(HostLink):
-    """Copies of a GPU, through memory that the system never moves.
+    """Copies to and from a GPU, through memory that the system never moves.
 
     Torch keeps freed pinned memory for the next request, and does not reuse it while a copy from it runs. It pins for
     the calling thread's GPU. A thread that has chosen none, such as the network's, would begin to use GPU 0.
@@ -147,7 +147,7 @@ class PinnedLink(HostLink):
             return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def begin_to_host(self, x: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-        """Copy on the compute stream. The host goes on, and any thread may wait for the event after the copy."""
+        """Copy on the compute stream. The host goes on; any thread may wait for the copy."""
         host = self.empty(x.shape, x.dtype)
         host.copy_(x, non_blocking=True)
         return host, self.make_wait(x.device)
@@ -163,13 +163,13 @@ class PinnedLink(HostLink):
         return _begin_beside(self._queue_to_host, copy)
 
     def track_copies(self) -> Callable[[], bool]:
-        """Mark the queue of the copies. Any thread may call the result."""
+        """Mark the present end of the copies' queue. Any thread may call the returned function."""
         if self._queue is None:  # nothing was copied
             return lambda: True
         return partial(self._queue.has_passed, self._queue.mark())
 
     def make_wait(self, device: torch.device) -> Callable[[], None]:
-        """Record an event on the compute stream."""
+        """Record an event on the compute stream, for which the returned function waits."""
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(device))
         return event.synchronize
@@ -186,14 +186,14 @@ def _begin_beside(queue: "SideQueue", copy: Callable[[], None]) -> "PendingCopy"
 
 
 class Recording(Protocol):
-    """A recording of work on a device."""
+    """A recording of a device's work, which can be replayed."""
 
     def replay(self) -> None:
         """Repeat the work with the present values of its inputs. The host does not wait."""
 
 
 class Recorder(Protocol):
-    """Records work of a device."""
+    """Records a device's work."""
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Recording, Tensor]:
         """Return the recording of `compute`, and the tensor that each replay writes."""
@@ -215,31 +215,31 @@ class CudaRecorder:
 
 
 class SideQueue(Protocol):
-    """A second queue of a device's work."""
+    """A second queue of a device's work, beside the compute queue."""
 
     def side_work(self) -> AbstractContextManager[None]:
-        """Issue the work of the `with` block to this queue, to run after all work in the compute queue by now."""
+        """Issue the work of the `with` block to this queue, to run after all work that the compute queue has now."""
 
     def mark(self) -> Any:
-        """Return a mark behind all work in this queue by now."""
+        """Return a mark behind all work that this queue has now."""
 
     def has_passed(self, mark: Any) -> bool:
         """Return whether the queue has done all work before `mark`."""
 
     def join(self, mark: Any) -> None:
-        """Let later work of the compute queue run after `mark`."""
+        """Let later work of the compute queue wait for the work before `mark`."""
 
 
 @dataclass(frozen=True)
 class PendingCopy:
-    """A copy to or from the device, begun on `queue`. Keep it until `join`, because it holds the copy's inputs."""
+    """A copy to or from the device, begun on `queue`. It holds the copy's inputs, so keep it until `join`."""
 
     queue: SideQueue
     mark: Any
     copy: Callable[[], None]
 
     def has_arrived(self) -> bool:
-        """Return whether the copy is done. The host does not wait."""
+        """Return whether the copy is done, without waiting."""
         return self.queue.has_passed(self.mark)
 
     def join(self) -> None:

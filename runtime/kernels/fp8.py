@@ -42,7 +42,10 @@ MIN_MAGNITUDE = 1e-4  # a block of zeros needs a scale too
 
 @dataclass(frozen=True)
 class Quantised:
-    """`codes` [R, D]; `scales` of groups [R, ceil(D / 128)], or of a matrix's blocks [ceil(R / 128), ceil(D / 128)]."""
+    """An FP8 tensor: `codes` [R, D] and FP32 `scales`.
+
+    Rows have a scale for each group, [R, ceil(D / 128)]; a matrix one for each block, [ceil(R / 128), ceil(D / 128)].
+    """
 
     codes: Tensor
     scales: Tensor
@@ -58,7 +61,7 @@ class ExpertCodes:
 
 
 def num_blocks(size: int) -> int:
-    """Return the blocks in a dimension of `size`; the last may be smaller."""
+    """Return the number of blocks in a dimension of `size`. The last block may be smaller."""
     return -(-size // BLOCK)
 
 
@@ -102,7 +105,7 @@ def matmul(x: Quantised, w: Quantised) -> Tensor:
 
 
 def pack(x: Quantised) -> Tensor:
-    """Return rows as they cross between ranks: [R, D + 4 ceil(D / 128)] bytes."""
+    """Return rows in the form in which they cross between ranks: [R, D + 4 ceil(D / 128)] bytes."""
     scales = x.scales.clone(memory_format=torch.contiguous_format)  # otherwise a single group's stride may be 0
     return torch.cat((x.codes.view(torch.uint8), scales.view(torch.uint8)), 1)
 

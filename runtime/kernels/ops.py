@@ -29,7 +29,10 @@ QUERY_BLOCK = 128
 
 
 class GateRule(NamedTuple):
-    """The rule by which a gate chooses and weighs experts. A group's worth is the sum of its `num_best` scores."""
+    """The rule by which a gate chooses and weighs experts.
+
+    A group is judged by the sum of its `num_best` best scores.
+    """
 
     is_softmax: bool  # otherwise each score is a sigmoid
     num_groups: int
@@ -41,7 +44,7 @@ class GateRule(NamedTuple):
 
 
 class Ops:
-    """The reference on `device`, where every tensor of a model is made."""
+    """The reference operations, on `device`, where every tensor of a model is made."""
 
     link = HostLink()  # between the device's memory and the host's
     row_alignment = 1  # `fp8_experts` needs each slot to begin at a multiple of it
@@ -54,11 +57,11 @@ class Ops:
         """Load or compile what the first step would otherwise wait for."""
 
     def read(self, numbers: Tensor) -> Any:
-        """Return integers as nested lists on the host, which waits until the device has computed them."""
+        """Return integers as nested lists on the host. The host waits until the device has computed them."""
         return numbers.tolist()
 
     def check_scales(self, power_of_two: bool) -> None:
-        """Refuse an FP8 model whose scales this table cannot use. Raise RuntimeFailure."""
+        """Raises RuntimeFailure if these operations cannot use the scales of an FP8 model."""
 
     # products
 
@@ -116,7 +119,7 @@ class Ops:
     def attend_causally(
         self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor, value_size: int, scale: float
     ) -> Tensor:
-        """Compute attention of the last T of a request's S tokens to all before them: [T, H, U].
+        """Compute attention of the last T of a request's S tokens to themselves and all before: [T, H, U].
 
         `kv_SHX` has each head's key without its rotary part, then its value of `value_size` channels. Keys and values
         are copied, because their place in memory must not affect the result.
@@ -133,14 +136,17 @@ class Ops:
         return torch.cat(contexts)
 
     def causal_softmax(self, scores_HTS: Tensor) -> Tensor:
-        """Return the softmax over the keys that each of the last T of S tokens sees; overwrite the scores."""
+        """Overwrite the scores with their softmax, over the keys that each of the last T of S tokens sees.
+
+        Return them.
+        """
         num_queries = scores_HTS.shape[1]
         later = scores_HTS.new_full((num_queries, num_queries), -torch.inf).triu_(1)
         scores_HTS[..., -num_queries:] += later
         return scores_HTS.softmax(-1)
 
     def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
-        """Map queries [B, H, N + P] into the space of the latents, [B, H, L + P]; `up_XL` is `kv_b_proj`."""
+        """Map queries [B, H, N + P] by the key half of `kv_b_proj` (`up_XL`) into the latents' space: [B, H, L + P]."""
         q_nope_BHN, q_rope_BHP = q_BHQ.split((q_BHQ.shape[-1] - rope, rope), -1)
         w_k_HNL = up_XL.unflatten(0, (q_BHQ.shape[1], -1))[:, :-value_size]
         absorbed_HBL = self.matmul(q_nope_BHN.transpose(0, 1), w_k_HNL)
@@ -155,17 +161,17 @@ class Ops:
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
-        """Compute the same attention, with the latents in the pages of the cache: [B, H, L]."""
+        """Compute the attention of `attend`, with the latents in the pages of the cache: [B, H, L]."""
         return self.attend(q_BHC, self.read_pages(pages_JSC, tables_BJ), lengths_B, lora_rank, scale)
 
     def read_pages(self, pages_JSC: Tensor, tables_BJ: Tensor) -> Tensor:
-        """Copy all pages of each request, [B, positions, C], unused positions included."""
+        """Return a copy of all pages of each request, [B, positions, C], with positions that are not used."""
         num_requests, max_pages = tables_BJ.shape
         pages = pages_JSC.flatten(1).index_select(0, tables_BJ.flatten())
         return pages.view(num_requests, max_pages * pages_JSC.shape[1], pages_JSC.shape[2])
 
-    def values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
-        """Turn the heads' contexts into values, [B, H x U]; `up_XL` is `kv_b_proj`."""
+    def up_project_values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
+        """Apply the value half of `kv_b_proj` (`up_XL`) to each head's latent context: [B, H x U]."""
         w_v_HUL = up_XL.unflatten(0, (context_BHL.shape[1], -1))[:, -value_size:]
         value_HBU = self.matmul(context_BHL.transpose(0, 1), w_v_HUL.mT)
         return value_HBU.transpose(0, 1).flatten(1)
@@ -202,7 +208,7 @@ class Ops:
     def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
         """Choose each token's `top_k` best experts in its `topk_group` best groups, [T, K], best first.
 
-        A group's worth is its best expert's score or, under `noaux_tc`, the sum of its two best: `num_best`.
+        A group is judged by its best expert's score or, under `noaux_tc`, by the sum of its two best: `num_best`.
         """
         grouped_TGX = scores_TE.unflatten(1, (num_groups, -1))
         worth_TG = grouped_TGX.topk(num_best, -1).values.sum(-1)
@@ -224,7 +230,7 @@ class Ops:
         return counts_M, pair_of_row, inverse_order(pair_of_row)
 
     def place_rows(self, slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
-        """Give (token, choice) pairs rows, slot after slot. A slot's pairs keep their order.
+        """Assign a row to each (token, choice) pair, slot after slot. A slot's pairs keep their order.
 
         A slot's first row is a multiple of `row_alignment`. Return the row of each pair [T, K], and each slot's number
         of pairs [M]. A pair with slot -1 is not here and gets row -1.
@@ -302,7 +308,7 @@ class Ops:
     def masked_fp8_experts(self, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int) -> Tensor:
         """Compute at least the first `counts_M` of each slot's rows [M, Z, D]: [M, Z, D] in BF16.
 
-        Here all rows of a slot are computed, so that the host need not wait for the counts. A slot gets about
+        Here all rows of a slot are computed, so that the host need not wait for the counts. A slot has about
         `expected_rows`.
         """
         slots = zip(x.codes, x.scales, strict=True)

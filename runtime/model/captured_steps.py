@@ -37,7 +37,7 @@ SMALL, STEP, WIDE_STEP, WIDE_FROM = 8, 8, 16, 64
 
 
 class CapturedSteps:
-    """The recordings of one rank, of steps on `cache`."""
+    """One rank's recordings of decode steps on `cache`."""
 
     def __init__(
         self, model: DeepseekV3, cache: LatentCache, recorder: Recorder, max_requests: int, max_request_tokens: int
@@ -57,7 +57,7 @@ class CapturedSteps:
         return step.logits[: len(decoding)]
 
     def _record(self, size: int, recorder: Recorder) -> "_Step":
-        """Compute once without recording, to compile the kernels, then record with fresh tensors."""
+        """Compute the step once to compile its kernels, then record it with fresh tensors."""
         self._compute(size)
         traffic = self._model.dispatcher.traffic
         before = traffic.totals()
@@ -74,7 +74,10 @@ class CapturedSteps:
 
 
 def captured_sizes(max_requests: int) -> list[int]:
-    """Return the sizes to record. In a small step at most half of the requests are copies, in a large step few are."""
+    """Return the numbers of requests to record steps for.
+
+    At most half of a small step are copies, and few of a large one.
+    """
     small = [0, *(size for size in (1, 2, 4, SMALL) if size < max_requests)]
     close = range(SMALL + STEP, min(WIDE_FROM + 1, max_requests), STEP)
     wide = range(WIDE_FROM + WIDE_STEP, max_requests, WIDE_STEP)
@@ -101,7 +104,7 @@ class _Inputs:
         self._tables: list[PageTable] = [[] for _ in range(max_requests)]  # as last written
 
     def write(self, decoding: Sequence[Chunk]) -> None:
-        """Write these requests. Entries after the end of a request's table are old, and are never read.
+        """Write these requests. Entries after the end of a request's table stay as they were, and are never read.
 
         First wait for the last step's copies: they may still run if no token was drawn from its logits.
         """

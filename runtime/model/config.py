@@ -68,7 +68,7 @@ COUNTS = (
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The config. Names are as published. `greedy` has one group, which is always eligible."""
+    """The fields of the config, under their published names. `greedy` has one group, which is always eligible."""
 
     vocab_size: int
     hidden_size: int
@@ -111,7 +111,7 @@ class ModelConfig:
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Read `config.json`. Raise CheckpointError for a missing key, or a value that this runtime does not compute."""
+    """Read `config.json`. Raises CheckpointError if a key is missing, or if this runtime cannot compute a value."""
     path = folder / "config.json"
     document = read_text_model(folder).config
     choices = _choices(document, path)
@@ -134,7 +134,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def _choices(document: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the values of the keys that have few. Raise CheckpointError for any other value."""
+    """Return the values of the keys that may have only a few. Raises CheckpointError for any other value."""
     model_type = document.get("model_type")
     if not isinstance(model_type, str) or model_type not in MODEL_TYPE_VALUES:
         raise _unsupported_value(path, "model_type", model_type, tuple(MODEL_TYPE_VALUES))
@@ -147,9 +147,9 @@ def _choices(document: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _quantisation(document: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return `quantization_config`, or {} without one.
+    """Return `quantization_config`; empty if there is none.
 
-    Raise CheckpointError for a quantisation other than DeepSeek's.
+    Raises CheckpointError for a quantisation other than DeepSeek's.
     """
     quantisation = document.get("quantization_config")
     if quantisation is None:

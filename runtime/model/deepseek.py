@@ -53,7 +53,7 @@ class DeepseekV3(nn.Module):
 
         `max_step_tokens`: the most tokens of any rank if no step has prompts; then a device need not wait for sizes.
 
-        Raise RuntimeFailure when `backend` is deterministic and the unit's dispatcher is not.
+        Raises RuntimeFailure if `backend` is deterministic and the unit's dispatcher is not.
         """
         super().__init__()
         self.config, self.backend, self.batching = config, backend, backend.batching
@@ -109,7 +109,7 @@ class DeepseekV3(nn.Module):
         return self.batching.rows(self._head, x_TD)
 
     def begin_step(self, micro_batches: list[ForwardBatch]) -> None:
-        """Let the ranks agree on how to dispatch in this step. Every rank must call this before its first dispatch."""
+        """Let the ranks agree how to dispatch in this step. Every rank must call this before its first dispatch."""
         self.dispatcher.begin_step(max(len(step.token_ids_T) for step in micro_batches))
 
     def moe_layers(self) -> list[MixtureOfExperts]:
@@ -117,7 +117,7 @@ class DeepseekV3(nn.Module):
         return [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MixtureOfExperts)]
 
     def row_functions(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
-        """Return a function for each shape that `batching` computes in rows, with a row's size and type."""
+        """Return (function, size of a row, type) for each shape that `batching` computes row by row."""
         functions: dict[Any, tuple[Callable[[Tensor], Any], int, torch.dtype]] = {}
         for module in self.modules():
             if function := _row_function(module):
@@ -140,7 +140,10 @@ class DeepseekV3(nn.Module):
         return steps
 
     def _next_logits(self, step: ForwardBatch, cache: LatentCache) -> Flow[Tensor]:
-        """Return the flow to the logits. The head of one micro-batch hides the last exchange of the other."""
+        """Return the flow that computes the logits.
+
+        The head of one micro-batch hides the last exchange of the other.
+        """
         x_TD = yield from self._hidden_states(step, cache, step.select_answering())
         with span("head"):
             return self.logits(x_TD)
@@ -180,7 +183,7 @@ class DeepseekV3(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then dense MLP or mixture of experts, each after a norm and added to what came in."""
+    """Attention, then dense MLP or mixture of experts. Each follows a norm and is added to its input."""
 
     def __init__(self, index: int, config: ModelConfig, backend: Backend, feed_forward: nn.Module) -> None:
         super().__init__()
@@ -195,9 +198,9 @@ class Layer(nn.Module):
     def forward(
         self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch, answering: ForwardBatch, pages: LayerPages
     ) -> Flow[Tensor]:
-        """Map [T, D] -> [T, D] for the tokens of `answering`: all, or some.
+        """Map [T, D] to the hidden states of the `answering` tokens, which are all or some.
 
-        The latents of all are written to `pages`.
+        The latents of all tokens are written to `pages`.
         """
         x_TD = yield from self._attention(x_TD, cos, sin, step, answering, pages)
         return (yield from self._feed_forward(x_TD))
@@ -234,7 +237,7 @@ def _num_tokens(chunks: Sequence[Chunk]) -> int:
 
 
 def _row_function(module: nn.Module) -> Callable[[Tensor], Any] | None:
-    """Return the module's row function, or None for modules that do not work by row.
+    """Return the module's row function; None for modules that do not work by row.
 
     The last dimension of the module's first parameter is a row's size.
     """

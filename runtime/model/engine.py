@@ -56,7 +56,10 @@ class Engine:
         group: Group,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Load this rank's part. Raise CheckpointError, or RuntimeFailure if `deterministic` is impossible here."""
+        """Load this rank's part of the model.
+
+        Raises CheckpointError if it cannot be read, or RuntimeFailure if `deterministic` is impossible here.
+        """
         if config.deterministic:
             torch.set_num_threads(1)  # before the backend is chosen, because the choice depends on it
         self.checkpoint = config.checkpoint
@@ -139,7 +142,7 @@ class Engine:
     def step_to_embed(
         self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache
     ) -> tuple[Tensor, Tensor]:
-        """Take a step; return the logits and the hidden states behind them, [chunks + requests, hidden_size] in FP32.
+        """Do a step. Return the logits, and the hidden states behind them: [chunks + requests, hidden_size] in FP32.
 
         For other ranks this is a step like any other.
         """
@@ -148,7 +151,7 @@ class Engine:
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> tuple[Tensor, list[Tensor]]:
-        """Return the last logits of whole prompts [prompts, vocab], and each one's latents [num_layers, tokens, C]."""
+        """Return the logits after each prompt, [prompts, vocab], and each prompt's latents [num_layers, tokens, C]."""
         chunks, cache = self._whole_prompts(prompts)
         return self.step(chunks, [], cache), [cache.copy_to_host(chunk.table, chunk.end) for chunk in chunks]
 
@@ -170,7 +173,7 @@ class Engine:
 def _warm_up_steps(
     table: PageTable, ids: list[int], max_batch_tokens: int
 ) -> Iterator[tuple[list[Chunk], list[Chunk]]]:
-    """Yield (prefilling, decoding): the largest step, then prompts of the most tokens, and half as many down to one.
+    """Yield (prefilling, decoding) of each step: the largest, then prompts of the most tokens, halved down to one.
 
     The largest step is the end of the longest request, beside a decoding request. It comes first, so that the allocator
     reuses its memory for the others. All requests share their pages, since the contents are never read. `ids` are the

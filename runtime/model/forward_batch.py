@@ -49,7 +49,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 def cut(chunks: Sequence[Chunk], num_tokens: int) -> tuple[list[Chunk], list[Chunk]]:
-    """Split the chunks after `num_tokens` tokens. A chunk across the cut becomes two."""
+    """Split the chunks after `num_tokens` tokens. A chunk that lies across the cut becomes two."""
     before, after = [], []
     for chunk in chunks:
         number = min(num_tokens, len(chunk.token_ids))
@@ -65,7 +65,7 @@ def cut(chunks: Sequence[Chunk], num_tokens: int) -> tuple[list[Chunk], list[Chu
 
 
 class ForwardBatch:
-    """`prefilling` chunks in order, then `decoding` ones of one token each, as tensors on `device`."""
+    """A step's requests as tensors on `device`: `prefilling` chunks, then `decoding` chunks of one token each."""
 
     def __init__(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], device: torch.device) -> None:
         self._prefilling, self._decoding, self._device = prefilling, decoding, device
@@ -85,7 +85,7 @@ class ForwardBatch:
         self.lengths_B = self._integers(chunk.end for chunk in decoding)
 
     def give_latents(self, layer: int, latent_TC: Tensor) -> None:
-        """Give a layer's latents to the chunks' sinks, as views that must not be written to."""
+        """Pass a layer's latents to the chunks' sinks, as views that must not be written to."""
         first = 0
         for chunk, length in zip(self._prefilling, self.lengths, strict=True):
             if chunk.sink is not None:
@@ -103,7 +103,7 @@ class ForwardBatch:
         return torch.tensor(list(values), dtype=torch.long, device=self._device)
 
     def _pad_tables(self, tables: list[PageTable]) -> Tensor:
-        """Return tables [B, J]; shorter tables are filled up with page 0, which is not read."""
+        """Return tables [B, J]. Shorter tables are filled up with page 0, which is not read."""
         max_pages = max(map(len, tables), default=0)
         pages = (page for table in tables for page in table + [0] * (max_pages - len(table)))
         return self._integers(pages).view(len(tables), max_pages)
@@ -130,6 +130,6 @@ class FixedRequests(ForwardBatch):
 
 
 def _last_tokens(chunks: Sequence[Chunk]) -> Iterator[int]:
-    """Return the index of each chunk's last token in the batch, without chunks that need no logits."""
+    """Yield the index of each chunk's last token in the batch. Chunks that need no logits are left out."""
     ends = accumulate(len(chunk.token_ids) for chunk in chunks)
     return (end - 1 for chunk, end in zip(chunks, ends, strict=True) if not chunk.goes_on)

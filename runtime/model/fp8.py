@@ -17,7 +17,7 @@ __all__ = ["Fp8Experts", "Fp8Linear", "Fp8Rows", "round_scales_up"]
 
 
 class Fp8Rows:
-    """Rows for dispatch: quantised before they travel, so that they are half as long."""
+    """Rows in the form in which they are dispatched: quantised beforehand, so that they are half as long."""
 
     def __init__(self, hidden_size: int, power_of_two: bool, ops: Ops) -> None:
         self.hidden_size, self.power_of_two, self.ops = hidden_size, power_of_two, ops
@@ -27,7 +27,7 @@ class Fp8Rows:
         return self.ops.quantise_rows(x_TD, self.power_of_two)
 
     def encode(self, x_TD: Tensor) -> Tensor:
-        """Return [T, D + 4 ceil(D / 128)] bytes."""
+        """Return the rows with their scales as bytes: [T, D + 4 ceil(D / 128)]."""
         return pack(self.quantise(x_TD))
 
     def decode(self, bytes_RX: Tensor) -> Quantised:
@@ -36,7 +36,7 @@ class Fp8Rows:
 
 
 class Fp8Linear(nn.Module):
-    """A bias-free projection of rows that it quantises. Parameters are named as published."""
+    """A bias-free projection, which quantises its rows. Parameters are named as published."""
 
     power_of_two = False  # see `round_scales_up`
 
@@ -51,7 +51,7 @@ class Fp8Linear(nn.Module):
         return self.multiply(self.quantise(x_RD), x_RD.dtype)
 
     def quantise(self, x_RD: Tensor) -> Quantised:
-        """Return the rows as this projection reads them, and as any other projection of the same input does."""
+        """Return the rows as this projection, and any other projection of the same input, reads them."""
         return self.ops.quantise_rows(x_RD, self.power_of_two)
 
     def multiply(self, x: Quantised, dtype: torch.dtype) -> Tensor:
@@ -76,7 +76,7 @@ class Fp8Experts(nn.Module):
         self.down_scales = _scale_parameter(device, num_slots, num_blocks(hidden), num_blocks(intermediate))
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        """Run each slot's expert on its rows. Return BF16: [R, D], or [M, Z, D] for masked rows."""
+        """Compute each slot's expert for its rows, in BF16: [R, D], or [M, Z, D] for masked rows."""
         if isinstance(rows, ContiguousRows):
             assert isinstance(rows.rows_RD, Quantised)
             return self.batching.fp8_experts(self.ops, rows.rows_RD, rows.counts, rows.counts_M, self._codes)
@@ -93,7 +93,7 @@ class Fp8Experts(nn.Module):
         return ExpertCodes(gate_up, down, self.power_of_two)
 
     def tensors(self, slot: int) -> dict[str, Tensor]:
-        """Return the memory of each tensor of the expert in `slot`, by its published name."""
+        """Return published name -> memory of each tensor of the expert in `slot`."""
         gate, up = self.gate_up.data[slot]
         gate_scales, up_scales = self.gate_up_scales.data[slot]
         return {
@@ -107,7 +107,7 @@ class Fp8Experts(nn.Module):
 
 
 def round_scales_up(model: nn.Module) -> None:
-    """Let every projection of `model` scale its rows by powers of two, as the model's config says."""
+    """Let every projection of `model` use powers of two as scales of its rows, as the model's config asks."""
     for module in model.modules():
         if isinstance(module, Fp8Linear):
             module.power_of_two = True

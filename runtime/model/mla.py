@@ -51,14 +51,17 @@ class LatentAttention(nn.Module):
         self.scale = qk_dim**-0.5 * (1.0 if config.yarn is None else config.yarn.softmax_factor)
 
     def begin(self, x_TD: Tensor, cos: Tensor, sin: Tensor, step: ForwardBatch) -> Queries:
-        """Compute the first half: the tokens' queries. Before the second half, write their latents to the cache."""
+        """Return the tokens' queries: the first half of attention.
+
+        Before the second half, write their latents to the cache.
+        """
         prefilling, decoding = zip(*(x.split(step.sizes) for x in (x_TD, cos, sin)), strict=True)
         expanded_THQ = self.batching.rows(self._query, *prefilling) if step.sizes[0] else None
         is_needed = step.sizes[1] or not step.sizes[0]  # a step without tokens counts as a decode step without requests
         return expanded_THQ, self.batching.rows(self._absorbed_query, *decoding) if is_needed else None
 
     def finish(self, queries: Queries, step: ForwardBatch, pages: LayerPages) -> Tensor:
-        """Compute the second half, [T, D]: attend to the cached latents of each token's request, its own included."""
+        """Compute the second half, [T, D]: each token attends to its request's cached latents, its own included."""
         expanded_THQ, absorbed_BHC = queries
         parts = []
         if expanded_THQ is not None:
@@ -68,7 +71,7 @@ class LatentAttention(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def latent(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return the latents of these tokens for the KV cache: [T, C], compressed KV then the rotated shared key."""
+        """Return these tokens' latents for the KV cache, [T, C]: compressed KV, then the rotated shared key."""
         return self.batching.rows(self._latent, x_TD, cos, sin)
 
     def decode_without_cache(self, x_TD: Tensor) -> Tensor:
@@ -108,8 +111,8 @@ class LatentAttention(nn.Module):
         return self.ops.absorb_query(q_BHQ, self.kv_b_proj.weight, *sizes)
 
     def _absorbed_output(self, context_BHL: Tensor) -> Tensor:
-        """Return the output of the heads' contexts, [B, D]."""
-        return self.o_proj(self.ops.values(context_BHL, self.kv_b_proj.weight, self.config.v_head_dim))
+        """Return the attention's output for the heads' contexts: [B, D]."""
+        return self.o_proj(self.ops.up_project_values(context_BHL, self.kv_b_proj.weight, self.config.v_head_dim))
 
     def _query(self, x_TD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return queries [T, H, N + P], the last P rotated."""

@@ -74,7 +74,7 @@ class Gate(nn.Module):
 class ReplicaTable:
     """The slots of one layer that a rank's tokens may use for each logical expert, and whose turn is next.
 
-    An expert's slots lie one after another in a list of all, so that any map over as many slots fits into the same
+    All slots are in one list, in which an expert's lie side by side. So any map over as many slots fits into the same
     memory. `update` writes there, and a recorded step reads it at each replay.
     """
 
@@ -97,7 +97,7 @@ class ReplicaTable:
         self.update(physical_to_logical)
 
     def update(self, physical_to_logical: list[int]) -> None:
-        """Let tokens follow another map of as many slots, which holds every expert too."""
+        """Let tokens follow another map over as many slots. It must hold every expert, too."""
         slots: list[list[int]] = [[] for _ in self._first_E]
         for slot, expert in enumerate(physical_to_logical):
             slots[expert].append(slot)
@@ -112,8 +112,9 @@ class ReplicaTable:
     def choose(self, experts_TK: Tensor) -> Tensor:
         """Return the slot of each choice, [T, K].
 
-        Tokens take an expert's replicas in turn; each rank starts elsewhere. With as many slots as experts no map that
-        holds every expert has replicas, and there are no turns.
+        Tokens take an expert's replicas in turn; each rank starts at another one. If there are as many slots as
+        experts, no
+        map that holds every expert has replicas, so there are no turns.
         """
         if len(self._slots_S) == len(self._first_E):
             return self._slots_S.take(experts_TK)
@@ -124,7 +125,7 @@ class ReplicaTable:
 
 
 def _nearest_replicas(replicas: list[int], rank: int, nodes: Sequence[str], slots_per_rank: int) -> list[int]:
-    """Return the replicas on the rank if there are any, else those on its node, else all."""
+    """Return the replicas on the rank; if there are none, those on its node; if there are none either, all."""
     own = [slot for slot in replicas if slot // slots_per_rank == rank]
     near = [slot for slot in replicas if nodes[slot // slots_per_rank] == nodes[rank]]
     return own or near or replicas
@@ -142,7 +143,7 @@ class LocalExperts(nn.Module):
         self.down = nn.Parameter(torch.empty(num_slots, hidden, intermediate, dtype=dtype, device=device))
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        """Compute each slot's rows: [R, D], over the rows themselves, or [M, Z, D] for masked rows."""
+        """Compute each slot's rows: [R, D], written over the rows themselves, or [M, Z, D] for masked rows."""
         if isinstance(rows, ContiguousRows):
             assert isinstance(rows.rows_RD, Tensor)
             return self.batching.experts(self.ops, rows.rows_RD, rows.counts, self.gate_up, self.down)
@@ -150,11 +151,11 @@ class LocalExperts(nn.Module):
         return self.batching.masked_experts(self.ops, rows.rows_MZD, rows.counts_M, self.gate_up, self.down)
 
     def expert(self, slot: int, rows_RD: Tensor) -> Tensor:
-        """Map [R, D] -> [R, D] by the expert in local slot `slot`, for `check_machine`."""
+        """Map rows [R, D] by the expert in local slot `slot`. For `check_machine`."""
         return self.ops.expert(rows_RD, self.gate_up[slot], self.down[slot])
 
     def tensors(self, slot: int) -> dict[str, Tensor]:
-        """Return the memory of each tensor of the expert in `slot`, by its published name."""
+        """Return published name -> memory of each tensor of the expert in `slot`."""
         gate, up = self.gate_up.data[slot].chunk(2)
         return {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": self.down.data[slot]}
 
@@ -213,11 +214,11 @@ class MixtureOfExperts(nn.Module):
             return combined.sum().add_(shared_TD)
 
     def expert_tensors(self, slot: int) -> dict[str, Tensor]:
-        """Return the memory of each tensor of the expert in local slot `slot`, by its published name."""
+        """Return published name -> memory of each tensor of the expert in local slot `slot`."""
         return self.experts.tensors(slot)
 
     def follow(self, physical_to_logical: list[int]) -> None:
-        """Let tokens follow another map, and count rows by it. Slots hold its experts already."""
+        """Let tokens follow another map, and count rows by it. The slots already hold its experts."""
         self.replicas.update(physical_to_logical)
         first = self.replicas.rank * self.load.rows.shape[1]
         self.load.assign(self.moe_layer, physical_to_logical[first : first + self.load.rows.shape[1]])

@@ -68,7 +68,7 @@ class Yarn:
         return frequencies / self.factor * stretched + frequencies * (1 - stretched)
 
     def _pair_index(self, times: float, dim: int, theta: float) -> float:
-        """Return the pair number i, a fraction, whose angle makes `times` full turns over the original length."""
+        """Return the number of the pair, a fraction, whose angle makes `times` full turns over the original length."""
         return dim * math.log(self.original_max_position_embeddings / (times * 2 * math.pi)) / (2 * math.log(theta))
 
     def _mscale(self, mscale: float) -> float:
@@ -92,10 +92,11 @@ class RotaryTable:
 
 
 def read_rope(document: dict[str, Any], path: Path) -> tuple[float, Yarn | None]:
-    """Return theta and YaRN from a config.
+    """Return theta and YaRN (None without it) from a config.
 
-    They are published as `rope_theta` and `rope_scaling`, and by newer tools as `rope_parameters`. Raise
-    CheckpointError for any other kind of positions.
+    They are published as `rope_theta` and `rope_scaling`, and by newer tools as `rope_parameters`. Raises
+    CheckpointError
+    for any other kind of positions.
     """
     names = [name for name in ("rope_scaling", "rope_parameters") if document.get(name) is not None]
     if len(names) > 1:

@@ -55,7 +55,8 @@ Index = dict[str, StoredTensor]
 class _Destination:
     """The memory that a tensor is read into.
 
-    An FP8 tensor has `scales`. With `power_of_two`, scales made here are powers of two."""
+    An FP8 tensor has `scales`. If `power_of_two`, the scales that are computed here are powers of two.
+    """
 
     values: Tensor
     scales: Tensor | None
@@ -64,7 +65,10 @@ class _Destination:
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """The tensors read, each with the digest of its stored bytes. With a manifest, the digests are of its kind."""
+    """Tensor name -> digest of its stored bytes, for the tensors that were read.
+
+    With a manifest, the digests are of its kind.
+    """
 
     folder: Path
     index: Index
@@ -73,11 +77,14 @@ class LoadedWeights:
 
     @property
     def tensor_names(self) -> list[str]:
-        """The tensors that were read, scales included."""
+        """The names of the tensors that were read, scales included."""
         return list(self.digests)
 
     def summarise(self, rank: str) -> ReadWeights:
-        """Return the summary that ranks compare, under the name `rank`. Raise CheckpointError."""
+        """Return the summary that ranks compare, under the name `rank`.
+
+        Raises CheckpointError if a file cannot be read.
+        """
         return read_parts(rank, self.folder, self.index, self.digests, has_manifest=self.has_manifest)
 
 
@@ -87,7 +94,7 @@ def load(
 ) -> LoadedWeights:
     """Read every tensor of this rank, and compare it with the manifest if there is one.
 
-    `progress(done, total)` counts tensors without scales. Raise CheckpointError.
+    `progress(done, total)` counts tensors without scales. Raises CheckpointError if a tensor is missing or wrong.
     """
     with open_shards(folder) as shards:
         return _load(model, folder, shards, progress)
@@ -116,7 +123,7 @@ def _load(model: nn.Module, folder: Path, shards: list[Shard], progress: Callabl
 
 
 def _destinations(model: nn.Module, index: Index, prefix: str) -> dict[str, list[_Destination]]:
-    """Return where each tensor of the checkpoint goes: to one tensor, or to one in each slot that holds the expert.
+    """Return tensor name -> where it goes: to one tensor, or to one in each slot that holds the expert.
 
     A tied tensor is in the file under one of its two names, or under both.
     """
@@ -143,7 +150,10 @@ def _destinations(model: nn.Module, index: Index, prefix: str) -> dict[str, list
 
 
 def _tied_names(model: nn.Module, prefix: str) -> list[tuple[str, str]]:
-    """Return both names of each parameter that two modules share: the embedding's and the head's, or none."""
+    """Return both names of each parameter that two modules share: the embedding's and the head's.
+
+    Empty if none is shared.
+    """
     names: dict[nn.Parameter, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[parameter].append(prefix + name)
@@ -151,7 +161,7 @@ def _tied_names(model: nn.Module, prefix: str) -> list[tuple[str, str]]:
 
 
 def _check_tied(tied: list[tuple[str, str]], index: Index, folder: Path) -> None:
-    """Refuse two different matrices if the config says that they are one."""
+    """Raises CheckpointError if the file has two different matrices that are one by the config."""
     for name, other in tied:
         if name in index and other in index and not _are_equal(name, other, index):
             raise CheckpointError(

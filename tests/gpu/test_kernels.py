@@ -161,8 +161,8 @@ def test_decode_attention(ops, reference, drawn, device):
 def test_queries_and_values_in_the_space_of_latents(ops, reference, drawn):
     """They are written where attention and the output projection read them, and nothing is copied after."""
     q, context, up = drawn(64, 128, 192), drawn(64, 128, 512, seed=1), drawn(128 * 256, 512, seed=2) / 512**0.5
-    found = ops.absorb_query(q, up, 64, 128), ops.values(context, up, 128)
-    expected = reference.absorb_query(q, up, 64, 128), reference.values(context, up, 128)
+    found = ops.absorb_query(q, up, 64, 128), ops.up_project_values(context, up, 128)
+    expected = reference.absorb_query(q, up, 64, 128), reference.up_project_values(context, up, 128)
 
     assert all(error_in_norm(one.float(), other.float()) < CLOSE for one, other in zip(found, expected, strict=True))
 

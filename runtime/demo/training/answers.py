@@ -74,11 +74,11 @@ def article(term: str) -> str:
 def conversations(
     answers: dict[str, str], tokenizer: Tokenizer, length: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (inputs, targets) [len(answers), length] of one pass: each row begins with another question.
+    """Return (inputs, targets), each [len(answers), length], for one pass: each row begins with another question.
 
-    A row goes on with the questions of the rows after it until it is full, turn after turn as the chat template spells
+    A row goes on with the questions of the rows after it until it is full, turn after turn as the chat template writes
     them, so that nothing is padded and the second question of a conversation is answered too. Every second question is
-    spelled in another way, chosen by lot. Only answers are targets: what a user asks next teaches nothing.
+    spelled in another, randomly drawn way. Only answers are targets: what a user asks next teaches nothing.
     """
     rng = random.Random(seed)  # noqa: S311  an order, not a secret
     bos, eos, user, assistant = (tokenizer.token_to_id(t) for t in (BOS, EOS, USER, ASSISTANT))

@@ -76,7 +76,7 @@ def read_documents(root: Path = PACKAGE_TEXT) -> list[Document]:
 
 
 def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """Return (training documents, held-out documents)."""
+    """Split the documents into (training documents, held-out documents)."""
     return [d for d in documents if not d.held_out], [d for d in documents if d.held_out]
 
 

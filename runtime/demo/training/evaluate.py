@@ -54,7 +54,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Score:
-    """One text under the model and under the trigram, in bits per byte over the same tokens."""
+    """The bits per byte of one text under the model and under the trigram, over the same tokens."""
 
     bytes: int
     tokens: int
@@ -81,7 +81,7 @@ class ExpertLoad:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure the exported folder, print the figures and write them to it."""
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     model, tokenizer = load(FOLDER)
@@ -132,7 +132,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def load(folder: Path, dtype: torch.dtype | str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the folder as any user of transformers would; `dtype` is that of the arithmetic."""
+    """Load the folder as any user of transformers would. `dtype` is the type to compute in."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval(), AutoTokenizer.from_pretrained(folder)
 
 

@@ -51,12 +51,12 @@ def export(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def published_tensors(network: Network) -> dict[str, torch.Tensor]:
-    """Return tensors by published name: matrices and norms in bfloat16, correction biases in float32.
+    """Return published name -> tensor: matrices and norms in bfloat16, correction biases in float32.
 
-    A network trained in FP8 is published on the grid that it was trained on.
+    A network trained in FP8 is published rounded to the FP8 values that it was trained with.
     """
     tensors = {}
-    for name, tensor in network_tensors(network).items():
+    for name, tensor in tensors_by_published_name(network).items():
         if name.endswith("e_score_correction_bias"):
             tensors[name] = tensor.detach().float().clone()
         else:
@@ -67,19 +67,19 @@ def published_tensors(network: Network) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def adopt(network: Network, folder: Path) -> None:
-    """Give `network` the weights that `folder` publishes."""
+    """Load the weights that `folder` publishes into `network`."""
     stored = load_file(folder / "model.safetensors")
-    for name, tensor in network_tensors(network).items():
+    for name, tensor in tensors_by_published_name(network).items():
         tensor.copy_(stored[name])
 
 
 def is_projection(name: str) -> bool:
-    """Return whether DeepSeek has the matrix in FP8; kv_b_proj is core attention, whose runtime form is BF16."""
+    """Return whether DeepSeek stores the matrix in FP8. kv_b_proj is a part of core attention, which is BF16."""
     return "_proj" in name and "kv_b_proj" not in name
 
 
-def network_tensors(network: Network) -> dict[str, torch.Tensor]:
-    """Return the network's own memory by published name."""
+def tensors_by_published_name(network: Network) -> dict[str, torch.Tensor]:
+    """Return published name -> the network's tensor itself, not a copy."""
     tensors = {
         "model.embed_tokens.weight": network.embed,
         "model.norm.weight": network.norm,

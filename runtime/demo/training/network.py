@@ -172,7 +172,9 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def rebalance(self, step: float, low: float, high: float) -> None:
-        """Balance without auxiliary loss, but only at the edges: lift experts under `low`, press those over `high`."""
+        """Balance without auxiliary loss, but only at the edges: add to biases of loads under `low`, subtract over
+        `high`.
+        """
         self.bias += step * ((self.load < low).float() - (self.load > high).float())
 
 
@@ -217,13 +219,13 @@ class GroupedLinear(torch.autograd.Function):
 
 
 class HeadLoss(torch.autograd.Function):
-    """Output head and cross entropy, chunk by chunk, so that the logits of a step never exist all at once."""
+    """Output head and cross entropy, chunk by chunk, so that a step's logits never all exist at once."""
 
     CHUNK = 256
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, head: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean nats of the targets. Gradients are made on the way, while each chunk's logits exist."""
+        """Return the mean nats of the targets. Gradients are computed on the way, while each chunk's logits exist."""
         w = head.to(x.dtype)
         dx, dw, loss = torch.empty_like(x), torch.zeros_like(head), 0.0
         for xc, tc, dxc in zip(
@@ -244,7 +246,7 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """Scale what the forward pass already made."""
+        """Scale the gradients that the forward pass has computed."""
         dx, dw = ctx.saved_tensors
         return dx * (scale / ctx.num_targets), dw * (scale / ctx.num_targets), None
 

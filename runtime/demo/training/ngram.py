@@ -22,7 +22,7 @@ TUNING_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Counts:
-    """The number of times each n-gram of one order occurs; n-grams are numbers in base `vocab`."""
+    """The number of times each n-gram of one order occurs. N-grams are numbers in base `vocab`."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -37,7 +37,10 @@ class Counts:
 
 
 class Trigram:
-    """Counts over a whole training stream, weights fitted on its last `TUNING_SHARE` while that was not yet counted."""
+    """Counts over a whole training stream.
+
+    The weights were fitted on its last `TUNING_SHARE` before that was counted.
+    """
 
     def __init__(self, stream: np.ndarray, vocab: int) -> None:
         self.vocab = vocab

@@ -18,7 +18,7 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 class Optimizer:
-    """State is a flat dict of tensors, so that a checkpoint is one safetensors file."""
+    """Muon and AdamW. The state is a flat dict of tensors, so that a checkpoint is one safetensors file."""
 
     def __init__(self, network: nn.Module) -> None:
         self.parameters = dict(network.named_parameters())
@@ -39,7 +39,7 @@ class Optimizer:
             p.grad = None
 
     def muon(self, name: str, p: nn.Parameter, rate: float) -> None:
-        """Update with Nesterov momentum, made orthogonal matrix by matrix."""
+        """Update by Nesterov momentum, orthogonalised matrix by matrix."""
         momentum = self.state[f"{name}.momentum"].lerp_(p.grad, 1 - MUON_MOMENTUM)
         direction = p.grad.lerp(momentum, MUON_MOMENTUM)
         if name.endswith("gate_up"):  # two matrices an expert, stored as one

@@ -42,7 +42,7 @@ class Text:
         return [text_batch(self.stream, step, self.BLOCKS)]
 
     def rate_factor(self, step: int) -> float:
-        """Warm up, hold, then fall linearly to zero."""
+        """Return the learning rate's factor: it warms up, holds, then falls linearly to zero."""
         return rate_factor(step, self.steps, self.WARMUP_STEPS, self.COOLDOWN_SHARE)
 
 
@@ -72,7 +72,7 @@ class Answers:
         return [text_batch(self.stream, step, self.BLOCKS), (inputs[rows], targets[rows])]
 
     def rate_factor(self, step: int) -> float:
-        """Warm up, hold a plateau lower than the text's, then fall linearly to zero."""
+        """Return the learning rate's factor: it warms up, holds lower than the text's, then falls linearly to zero."""
         return self.PEAK * rate_factor(step, self.steps, self.WARMUP_STEPS, self.COOLDOWN_SHARE)
 
 

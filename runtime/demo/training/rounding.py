@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from runtime.kernels.fp8 import BLOCK, E4M3, quantise_rows
 
-__all__ = ["EXACT", "FP8", "Rounding", "rounded_matrix"]
+__all__ = ["EXACT", "FP8", "Rounding", "round_to_block_fp8"]
 
 LARGEST = 448.0  # of e4m3's numbers
 ROUNDS_TO_LARGEST = 432.0  # and more: half-way from 416
@@ -46,15 +46,15 @@ class StraightThrough(torch.autograd.Function):
         return gradient, None
 
 
-def rounded_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return [..., channels] as the runtime's FP8 reads them, in FP32."""
+def round_to_row_fp8(x: torch.Tensor) -> torch.Tensor:
+    """Return `x` [..., channels] rounded to values that FP8 with group scales can hold, in FP32."""
     rows = quantise_rows(x.reshape(-1, x.shape[-1]))
     scales = rows.scales.repeat_interleave(BLOCK, 1)[:, : x.shape[-1]]
     return (rows.codes.float() * scales).view(x.shape)
 
 
-def rounded_matrix(w: torch.Tensor) -> torch.Tensor:
-    """Return [..., rows, columns] on the grid of each block's codes and scale, in FP32."""
+def round_to_block_fp8(w: torch.Tensor) -> torch.Tensor:
+    """Return `w` [..., rows, columns] rounded to values that block-scaled FP8 can hold, in FP32."""
     rows, columns = w.shape[-2:]
     blocks = pad(w, (0, -columns % BLOCK, 0, -rows % BLOCK)).unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
     scales = four_bits(blocks.abs().amax((-3, -1), keepdim=True) / ROUNDS_TO_LARGEST).clamp(min=MIN_SCALE)
@@ -63,12 +63,13 @@ def rounded_matrix(w: torch.Tensor) -> torch.Tensor:
 
 
 def four_bits(x: torch.Tensor) -> torch.Tensor:
-    """Return the next number down with 4 significant bits: a scale that is no larger keeps the largest code at 448."""
+    """Return `x` rounded down to 4 significant bits. A scale that is no larger keeps the largest code at 448."""
     mantissas, exponents = torch.frexp(x)
     return torch.ldexp((mantissas * 16).floor() / 16, exponents)
 
 
 EXACT = Rounding(rows=lambda x: x, matrix=lambda w: w)
 FP8 = Rounding(
-    rows=lambda x: StraightThrough.apply(x, rounded_rows), matrix=lambda w: StraightThrough.apply(w, rounded_matrix)
+    rows=lambda x: StraightThrough.apply(x, round_to_row_fp8),
+    matrix=lambda w: StraightThrough.apply(w, round_to_block_fp8),
 )

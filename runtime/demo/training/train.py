@@ -93,7 +93,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def prepare(arguments: argparse.Namespace, vocab_size: int) -> tuple[Tokenizer, Text | Answers, torch.Tensor]:
-    """Return (tokenizer, phase, held-out probe), all a pure function of the text and the seed."""
+    """Return (tokenizer, phase, held-out probe), which depend only on the text and the seed."""
     training, held_out = split(read_documents(arguments.text))
     tokenizer = train_tokenizer(training, vocab_size)
     steps = arguments.steps or STEPS[arguments.phase]
@@ -108,7 +108,7 @@ def prepare(arguments: argparse.Namespace, vocab_size: int) -> tuple[Tokenizer, 
 
 
 def train_step(network: Network, optimizer: Optimizer, phase: Text | Answers, step: int) -> list[float]:
-    """Make one update, in which the batches of the step weigh equally. Return each batch's loss in nats per target."""
+    """Make one update, to which the step's batches contribute equally. Return each batch's loss in nats per target."""
     batches, losses = phase.batches(step), []
     for inputs, targets in batches:
         loss = network(inputs, targets)
@@ -123,7 +123,7 @@ def train_step(network: Network, optimizer: Optimizer, phase: Text | Answers, st
 
 @torch.no_grad()
 def measure(network: Network, probe: torch.Tensor) -> dict[str, object]:
-    """Return the held-out loss in nats a token and, per MoE layer, the least and most loaded expert over the mean."""
+    """Return the held-out loss in nats per token and, per MoE layer, the least and the largest load over the mean."""
     network.eval()
     moes = [layer.mlp for layer in network.layers if isinstance(layer.mlp, MoE)]
     losses, loads = [], torch.zeros(len(moes), len(moes[0].bias))
@@ -140,7 +140,7 @@ def measure(network: Network, probe: torch.Tensor) -> dict[str, object]:
 
 
 def seconds_logged(log: Path, step: int) -> float:
-    """Return how many seconds training took up to `step`, where an earlier call left its checkpoint."""
+    """Return how many seconds training took up to `step`, at which an earlier call left its checkpoint."""
     return json.loads(log.read_text().splitlines()[-1])["seconds"] if step else 0.0
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from runtime.kernels.cpu.loops import matmul, narrow, widen
-from runtime.kernels.cpu.numbers import bf16, bf16_to_fp32, exp, fp32, fp32_to_bf16, integers, loop, part
+from runtime.kernels.cpu.numbers import bf16_to_fp32, exp, fp32_to_bf16, loop, part, view_bf16, view_fp32, view_integers
 
-__all__ = ["absorb_query", "attend", "rotate", "values"]
+__all__ = ["absorb_query", "attend", "rotate", "up_project_values"]
 
 
 @part(["void(u2[:, ::1], f4[::1], f4[::1])", "void(u2[::1, :], f4[::1], f4[::1])"])
 def _turn(x_XI: Any, cos_X: Any, sin_X: Any) -> None:
-    """Turn one token's pairs [pairs, 2] of one head, in either memory order."""
+    """Rotate one token's pairs [pairs, 2] of one head, in either memory order."""
     for p in range(len(x_XI)):
         real, imaginary = bf16_to_fp32(x_XI[p, 0]), bf16_to_fp32(x_XI[p, 1])
         x_XI[p, 0] = fp32_to_bf16(real * cos_X[p] - imaginary * sin_X[p])
@@ -38,25 +38,28 @@ def rotate(
     pairs: int,
     neighbours: bool,
 ) -> None:
-    """Turn pairs of each token and head in place: neighbours, or one of each half; cos, sin [tokens, pairs] in FP32."""
-    cos_TX, sin_TX = fp32(cos, (num_tokens, pairs)), fp32(sin, (num_tokens, pairs))
+    """Rotate pairs of each token and head in place: neighbours, or one number from each half.
+
+    cos and sin are [tokens, pairs] in FP32.
+    """
+    cos_TX, sin_TX = view_fp32(cos, (num_tokens, pairs)), view_fp32(sin, (num_tokens, pairs))
     for t in range(num_tokens):
         for h in range(num_heads):
             place = x + 2 * (t * token_stride + h * head_stride)  # 2 bytes a number
             if neighbours:
-                _turn(bf16(place, (pairs, 2)), cos_TX[t], sin_TX[t])
+                _turn(view_bf16(place, (pairs, 2)), cos_TX[t], sin_TX[t])
             else:
-                _turn(bf16(place, (2, pairs)).T, cos_TX[t], sin_TX[t])
+                _turn(view_bf16(place, (2, pairs)).T, cos_TX[t], sin_TX[t])
 
 
 @loop
 def absorb_query(
     q: int, up: int, y: int, num_requests: int, num_heads: int, nope: int, rope: int, value: int, latent: int
 ) -> None:
-    """Map q [B, H, N + P] -> y [B, H, L + P]: N by the head's map to keys, P as it is."""
-    q_BHQ = bf16(q, (num_requests, num_heads, nope + rope))
-    y_BHC = bf16(y, (num_requests, num_heads, latent + rope))
-    up_HXL = bf16(up, (num_heads, nope + value, latent))
+    """Write q [B, H, N + P] to y [B, H, L + P]: N mapped by the key half of the head's `up`, P as it is."""
+    q_BHQ = view_bf16(q, (num_requests, num_heads, nope + rope))
+    y_BHC = view_bf16(y, (num_requests, num_heads, latent + rope))
+    up_HXL = view_bf16(up, (num_heads, nope + value, latent))
     sum_L = np.empty(latent, np.float32)
     for h in range(num_heads):
         for b in range(num_requests):
@@ -71,13 +74,13 @@ def absorb_query(
 
 
 @loop
-def values(
+def up_project_values(
     context: int, up: int, y: int, num_requests: int, num_heads: int, nope: int, value: int, latent: int
 ) -> None:
-    """Map context [B, H, L] -> y [B, H, U] by the head's map to values."""
-    context_BHL = bf16(context, (num_requests, num_heads, latent))
-    y_BHU = bf16(y, (num_requests, num_heads, value))
-    up_HXL = bf16(up, (num_heads, nope + value, latent))
+    """Write context [B, H, L] to y [B, H, U], mapped by the value half of each head's `up`."""
+    context_BHL = view_bf16(context, (num_requests, num_heads, latent))
+    y_BHU = view_bf16(y, (num_requests, num_heads, value))
+    up_HXL = view_bf16(up, (num_heads, nope + value, latent))
     head_BL = np.empty((num_requests, latent), np.float32)
     value_BU = np.empty((num_requests, value), np.float32)
     for h in range(num_heads):
@@ -107,7 +110,10 @@ def _softmax(scores_S: Any, length: int) -> None:
 
 @part("void(f4[:, ::1], i8, u2[:, ::1], i8, f4[:, ::1], f4[:, ::1])")
 def _add_page(weights_HS: Any, first: int, page_SC: Any, length: int, wide_SL: Any, sum_HL: Any) -> None:
-    """Add the page's first `length` positions, four at a time. Their weights begin at `first`."""
+    """Add the weighted latents of the page's first `length` positions to the sums, four at a time.
+
+    The positions' weights begin at `first`.
+    """
     page_size, latent = wide_SL.shape
     for s in range(page_size):
         for d in range(latent):
@@ -166,8 +172,8 @@ def attend(
 
     tables [B, J] and lengths [B] are of 64 bits.
     """
-    q_BHC, y_BHL = bf16(q, (num_requests, num_heads, size)), bf16(y, (num_requests, num_heads, latent))
-    pages_JSC = bf16(pages, (num_pages, page_size, size))
-    tables_BJ, lengths_B = integers(tables, (num_requests, max_pages)), integers(lengths, (num_requests,))
+    q_BHC, y_BHL = view_bf16(q, (num_requests, num_heads, size)), view_bf16(y, (num_requests, num_heads, latent))
+    pages_JSC = view_bf16(pages, (num_pages, page_size, size))
+    tables_BJ, lengths_B = view_integers(tables, (num_requests, max_pages)), view_integers(lengths, (num_requests,))
     for b in range(num_requests):
         _attend(q_BHC[b], pages_JSC, tables_BJ[b], lengths_B[b], np.float32(scale), y_BHL[b])

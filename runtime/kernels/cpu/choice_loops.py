@@ -11,14 +11,14 @@ import numpy as np
 from runtime.kernels.cpu.numbers import (
     LAST_INDEX,
     NO_KEY,
-    bf16,
     bf16_to_fp32,
-    fp32,
     fp32_to_bf16,
-    integers,
     key,
     loop,
     part,
+    view_bf16,
+    view_fp32,
+    view_integers,
 )
 
 __all__ = ["choose_experts", "sort_by_slot", "weighted_sum"]
@@ -46,8 +46,8 @@ def choose_experts(
     top_k: int,
     experts: int,
 ) -> None:
-    """Choose experts [T, K] by scores [T, E]. Among equals, the first is the best."""
-    scores_TE, experts_TK = fp32(scores, (num_tokens, num_experts)), integers(experts, (num_tokens, top_k))
+    """Write each token's experts [T, K], chosen by scores [T, E]. Among equal scores the first expert is the best."""
+    scores_TE, experts_TK = view_fp32(scores, (num_tokens, num_experts)), view_integers(experts, (num_tokens, top_k))
     size = num_experts // num_groups  # of a group
     keys_E, left_E = np.empty(num_experts, np.int64), np.empty(num_experts, np.int64)
     keys_G = np.empty(num_groups, np.int64)
@@ -69,10 +69,10 @@ def choose_experts(
 
 @loop
 def sort_by_slot(slots: int, counts: int, pair_of_row: int, row_of_pair: int, num_pairs: int, num_slots: int) -> None:
-    """Sort slots [pairs] -> counts [slots], the pair in each row, the row of each pair."""
-    slots_X = integers(slots, (num_pairs,))
-    pair_of_row_X, row_of_pair_X = integers(pair_of_row, (num_pairs,)), integers(row_of_pair, (num_pairs,))
-    counts_M, next_M = integers(counts, (num_slots,)), np.zeros(num_slots, np.int64)
+    """Sort pairs by their `slots`. Write counts [slots], the pair in each row, and the row of each pair."""
+    slots_X = view_integers(slots, (num_pairs,))
+    pair_of_row_X, row_of_pair_X = view_integers(pair_of_row, (num_pairs,)), view_integers(row_of_pair, (num_pairs,))
+    counts_M, next_M = view_integers(counts, (num_slots,)), np.zeros(num_slots, np.int64)
     counts_M[:] = 0
     for pair in range(num_pairs):
         counts_M[slots_X[pair]] += 1
@@ -89,8 +89,8 @@ def weighted_sum(
     rows: int, size: int, num_rows: int, row_of_pair: int, weights: int, tokens: int, top_k: int, y: int
 ) -> None:
     """Compute y[t] = sum over k of weights[t, k] x rows[row_of_pair[t, k]], in the order of k; rows and y are BF16."""
-    rows_RD, y_TD = bf16(rows, (num_rows, size)), bf16(y, (tokens, size))
-    row_of_pair_TK, weights_TK = integers(row_of_pair, (tokens, top_k)), fp32(weights, (tokens, top_k))
+    rows_RD, y_TD = view_bf16(rows, (num_rows, size)), view_bf16(y, (tokens, size))
+    row_of_pair_TK, weights_TK = view_integers(row_of_pair, (tokens, top_k)), view_fp32(weights, (tokens, top_k))
     sum_D = np.empty(size, np.float32)
     for t in range(tokens):
         sum_D[:] = 0

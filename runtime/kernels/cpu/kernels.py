@@ -8,7 +8,7 @@ from memory take. Each function here calls one loop instead of several operation
                             its tiles are faster.
     many rows in FP32       wide_linear, for the gate. For FP32 inputs torch would multiply in FP32. oneDNN's matmul of
                             BF16 adds in FP32, so it differs only in the order of the sum.
-    decode's attention      absorb_query, attend, values: all heads in one call, over the cache's pages
+    decode's attention      absorb_query, attend, up_project_values: all heads in one call, over the cache's pages
     single rows             rms_norm, rotate, causal_softmax, silu_product, choose_experts, weighted_sum: in one pass
     rows in order           sort_by_slot: by counting
 
@@ -39,14 +39,14 @@ __all__ = [
     "rotate",
     "silu_product",
     "sort_by_slot",
-    "values",
+    "up_project_values",
     "weighted_sum",
     "wide_linear",
 ]
 
 
 def wide_linear(x_RD: Tensor, w_OD: Tensor) -> Tensor:
-    """Return x w^T, [R, O] in FP32. The inputs were BF16, so oneDNN may round them to BF16 without loss."""
+    """Return x w^T, [R, O] in FP32. x and w hold BF16 numbers, so oneDNN may round them to BF16 without loss."""
     matmul = torch.backends.mkldnn.matmul
     precision = matmul.fp32_precision
     matmul.fp32_precision = "bf16"
@@ -74,7 +74,7 @@ def gated_mlp(x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> 
 
 
 def experts_mlp(rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> None:
-    """Replace each row with its expert's gated MLP. There are `counts_M` rows of each slot in turn.
+    """Replace each row with its expert's gated MLP. The rows lie slot after slot, `counts_M` of each.
 
     Gate and up are [M, 2 I, D] in one, down is [M, D, I].
     """
@@ -94,7 +94,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
-    """Rotate pairs of tokens [T, P] or of their heads [T, H, P] in place; cos and sin are [T, P / 2]."""
+    """Rotate pairs in place: of tokens [T, P], or of their heads [T, H, P]. cos and sin are [T, P / 2]."""
     assert x.stride(-1) == 1
     num_heads, head_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
     angles = _address(cos_TX, torch.float32), _address(sin_TX, torch.float32), cos_TX.shape[1]
@@ -102,7 +102,7 @@ def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
 
 
 def causal_softmax(scores_HTS: Tensor) -> Tensor:
-    """Replace scores with each row's softmax over the keys that the last T of S tokens see; other keys get 0."""
+    """Replace scores with softmaxes: each of the last T of S tokens sees itself and all before. Other keys get 0."""
     _loops().causal_softmax(_address(scores_HTS), *scores_HTS.shape)
     return scores_HTS
 
@@ -118,7 +118,7 @@ def silu_product(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
 
 
 def absorb_query(q_BHQ: Tensor, up_XL: Tensor, rope: int, value: int) -> Tensor:
-    """Return queries [B, H, N + P] in the space of the latents, [B, H, L + P]; `up_XL` is `kv_b_proj`, P is `rope`."""
+    """Map queries [B, H, N + P] by the key half of `kv_b_proj` (`up_XL`) to [B, H, L + P]. P is `rope`."""
     (requests, heads, size), latent = q_BHQ.shape, up_XL.shape[1]
     q_BHQ, y_BHC = q_BHQ.contiguous(), torch.empty(requests, heads, latent + rope, dtype=torch.bfloat16)
     sizes = requests, heads, size - rope, rope, value, latent
@@ -143,12 +143,12 @@ def attend(q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tenso
     return y_BHL
 
 
-def values(context_BHL: Tensor, up_XL: Tensor, value: int) -> Tensor:
-    """Turn the heads' contexts into values, [B, H x U]; `up_XL` is `kv_b_proj`."""
+def up_project_values(context_BHL: Tensor, up_XL: Tensor, value: int) -> Tensor:
+    """Map the heads' contexts by the value half of `kv_b_proj` (`up_XL`): [B, H x U]."""
     requests, heads, latent = context_BHL.shape
     context_BHL, y_BX = context_BHL.contiguous(), torch.empty(requests, heads * value, dtype=torch.bfloat16)
     sizes = requests, heads, up_XL.shape[0] // heads - value, value, latent
-    _loops().values(_address(context_BHL), _address(up_XL), _address(y_BX), *sizes)
+    _loops().up_project_values(_address(context_BHL), _address(up_XL), _address(y_BX), *sizes)
     return y_BX
 
 
@@ -171,7 +171,7 @@ def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group
 
 
 def sort_by_slot(slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return how many pairs each slot has, the pair in each row, slot after slot, and the row of each pair."""
+    """Return the number of pairs of each slot, the pair in each row (slot after slot), and the row of each pair."""
     slots_TK, num_pairs = slots_TK.contiguous(), slots_TK.numel()
     counts_M, pair_of_row, row_of_pair = (
         torch.empty(size, dtype=torch.long) for size in (num_slots, num_pairs, num_pairs)
@@ -206,7 +206,7 @@ def prepare() -> None:
 
 @cache
 def _loops() -> Any:
-    """Return all loops. They are imported here, because not every process needs numba."""
+    """Return all loops. They are imported only here, because not every process needs numba."""
     from runtime.kernels.cpu import attention_loops as cpu_attention_loops
     from runtime.kernels.cpu import choice_loops as cpu_choice_loops
     from runtime.kernels.cpu import loops as cpu_loops
@@ -217,7 +217,7 @@ def _loops() -> Any:
 
 
 def _address(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Return the address of `x`, which must be contiguous and of this type."""
+    """Return the memory address of `x`, which must be contiguous and of type `dtype`."""
     assert x.dtype == dtype
     assert x.is_contiguous()
     return x.data_ptr()

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from runtime.kernels.cpu.numbers import bf16, bf16_to_fp32, exp, fp32, fp32_to_bf16, integers, loop, part
+from runtime.kernels.cpu.numbers import bf16_to_fp32, exp, fp32_to_bf16, loop, part, view_bf16, view_fp32, view_integers
 
 __all__ = ["experts_mlp", "gated_mlp", "linear", "matmul", "narrow", "rms_norm", "widen"]
 
 
 @part("void(u2[:, ::1], f4[:, ::1])")
 def widen(x_RD: Any, wide_RD: Any) -> None:
-    """Write `x_RD` as FP32."""
+    """Write the BF16 numbers of `x_RD` to `wide_RD` as FP32."""
     for r in range(len(x_RD)):
         for d in range(x_RD.shape[1]):
             wide_RD[r, d] = bf16_to_fp32(x_RD[r, d])
@@ -23,7 +23,7 @@ def widen(x_RD: Any, wide_RD: Any) -> None:
 
 @part("void(f4[:, ::1], u2[:, ::1])")
 def narrow(wide_RD: Any, y_RD: Any) -> None:
-    """Write `wide_RD` as BF16."""
+    """Write the FP32 numbers of `wide_RD` to `y_RD` as BF16."""
     for r in range(len(wide_RD)):
         for d in range(wide_RD.shape[1]):
             y_RD[r, d] = fp32_to_bf16(wide_RD[r, d])
@@ -89,15 +89,15 @@ def matmul(x_RD: Any, w_OD: Any, y_RO: Any) -> None:
 @loop
 def linear(x: int, num_rows: int, size: int, w: int, num_sums: int, y: int, is_y_wide: bool) -> None:
     """Compute y = x w^T. x [rows, size], w [sums, size], y [rows, sums] in BF16 or FP32."""
-    x_RD, w_OD = bf16(x, (num_rows, size)), bf16(w, (num_sums, size))
+    x_RD, w_OD = view_bf16(x, (num_rows, size)), view_bf16(w, (num_sums, size))
     wide_RD = np.empty((num_rows, size), np.float32)
     widen(x_RD, wide_RD)
     if is_y_wide:
-        matmul(wide_RD, w_OD, fp32(y, (num_rows, num_sums)))
+        matmul(wide_RD, w_OD, view_fp32(y, (num_rows, num_sums)))
     else:
         y_RO = np.empty((num_rows, num_sums), np.float32)
         matmul(wide_RD, w_OD, y_RO)
-        narrow(y_RO, bf16(y, (num_rows, num_sums)))
+        narrow(y_RO, view_bf16(y, (num_rows, num_sums)))
 
 
 @part("void(u2[:, ::1], u2[:, ::1], u2[:, ::1], u2[:, ::1], u2[:, ::1])")
@@ -119,19 +119,20 @@ def _gated_mlp(x_RD: Any, gate_ID: Any, up_ID: Any, down_DI: Any, y_RD: Any) -> 
 @loop
 def gated_mlp(x: int, num_rows: int, size: int, gate: int, up: int, down: int, width: int, y: int) -> None:
     """Compute the gated MLP: x and y [rows, size], gate and up [width, size], down [size, width]."""
-    gate_ID, up_ID, down_DI = bf16(gate, (width, size)), bf16(up, (width, size)), bf16(down, (size, width))
-    _gated_mlp(bf16(x, (num_rows, size)), gate_ID, up_ID, down_DI, bf16(y, (num_rows, size)))
+    gate_ID, up_ID = view_bf16(gate, (width, size)), view_bf16(up, (width, size))
+    down_DI = view_bf16(down, (size, width))
+    _gated_mlp(view_bf16(x, (num_rows, size)), gate_ID, up_ID, down_DI, view_bf16(y, (num_rows, size)))
 
 
 @loop
 def experts_mlp(rows: int, size: int, counts: int, num_slots: int, gate_up: int, down: int, width: int) -> None:
-    """Replace rows [rows, size], `counts` of each slot in turn, with their slot's expert of them.
+    """Replace rows [rows, size], which lie slot after slot (`counts` of each), with their slot's gated MLP of them.
 
     gate_up [slots, 2 width, size], down [slots, size, width].
     """
-    counts_M = integers(counts, (num_slots,))
-    rows_RD = bf16(rows, (counts_M.sum(), size))
-    gate_up_MXD, down_MDI = bf16(gate_up, (num_slots, 2 * width, size)), bf16(down, (num_slots, size, width))
+    counts_M = view_integers(counts, (num_slots,))
+    rows_RD = view_bf16(rows, (counts_M.sum(), size))
+    gate_up_MXD, down_MDI = view_bf16(gate_up, (num_slots, 2 * width, size)), view_bf16(down, (num_slots, size, width))
     first = 0
     for slot in range(num_slots):
         if counts_M[slot]:
@@ -143,7 +144,7 @@ def experts_mlp(rows: int, size: int, counts: int, num_slots: int, gate_up: int,
 @loop
 def rms_norm(x: int, stride: int, num_rows: int, size: int, weight: int, eps: float, y: int) -> None:
     """Normalise x, whose rows are `stride` numbers apart, into y [rows, size]."""
-    x_RX, weight_D, y_RD = bf16(x, (num_rows, stride)), bf16(weight, (size,)), bf16(y, (num_rows, size))
+    x_RX, weight_D, y_RD = view_bf16(x, (num_rows, stride)), view_bf16(weight, (size,)), view_bf16(y, (num_rows, size))
     for r in range(num_rows):
         squares = np.float32(0)
         for d in range(size):

@@ -26,16 +26,16 @@ from numba.extending import intrinsic
 __all__ = [
     "LAST_INDEX",
     "NO_KEY",
-    "bf16",
     "bf16_to_fp32",
     "exp",
-    "fp32",
     "fp32_to_bf16",
-    "integers",
     "key",
     "larger",
     "loop",
     "part",
+    "view_bf16",
+    "view_fp32",
+    "view_integers",
 ]
 
 SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # otherwise a sum would add one number at a time
@@ -106,10 +106,10 @@ def larger(typing: Any, x: Any, y: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def key(typing: Any, value: Any, index: Any) -> Any:
-    """Return a whole number that is larger for a larger FP32, and among equals for the first.
+    """Return an integer that is larger for a larger FP32 and, among equals, for a smaller index.
 
-    It is the FP32's bits, then LAST_INDEX - index. Vector instructions find the largest whole number. For negative
-    FP32, the bits count the other way round.
+    It is the FP32's bits, then LAST_INDEX - index. Vector instructions find the largest integer. For negative FP32, the
+    bits count the other way round.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -124,7 +124,7 @@ def key(typing: Any, value: Any, index: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _pointer(typing: Any, address: Any) -> Any:
-    """Return an address as numba's arrays want it."""
+    """Return an address as the pointer type of numba's arrays."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -149,30 +149,30 @@ def exp(x: Any) -> Any:
 
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
-def bf16(address: int, shape: Any) -> Any:
-    """Return an array of BF16's bits."""
+def view_bf16(address: int, shape: Any) -> Any:
+    """View the BF16 numbers at `address` as uint16, in this shape. Nothing is copied."""
     return numba.carray(_pointer(address), shape, np.uint16)
 
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
-def fp32(address: int, shape: Any) -> Any:
-    """Return an array of FP32."""
+def view_fp32(address: int, shape: Any) -> Any:
+    """View the FP32 numbers at `address`, in this shape. Nothing is copied."""
     return numba.carray(_pointer(address), shape, np.float32)
 
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
-def integers(address: int, shape: Any) -> Any:
-    """Return an array of whole numbers of 64 bits."""
+def view_integers(address: int, shape: Any) -> Any:
+    """View the 64-bit integers at `address`, in this shape. Nothing is copied."""
     return numba.carray(_pointer(address), shape, np.int64)
 
 
 def loop(function: Any) -> Any:
-    """Return `function` compiled for its parameters, which are annotated as int (an address too), float or bool."""
+    """Return `function`, compiled for its annotated parameters: int (also for an address), float or bool."""
     return _compile(function, "void({})".format(", ".join(TYPES[kind] for kind in _kinds(function))))
 
 
 def part(signature: str | list[str]) -> Any:
-    """Compile a function that loops of the same module call, once for each signature. It takes arrays."""
+    """Compile a function for loops of the same module to call, once for each signature. It takes arrays."""
     return lambda function: _compile(function, signature)
 
 

@@ -46,7 +46,7 @@ ISAS_WITH_BF16 = ("BF16", "FP16", "AMX", "AVX10", "DEFAULT", "ALL")
 
 
 def cpu_ops(dtype: torch.dtype, deterministic: bool) -> Ops:
-    """Return the table for a model whose matrices are `dtype`, on torch's present number of threads."""
+    """Return the operations for a model whose matrices are `dtype`, for torch's present number of threads."""
     is_bf16 = unquantized_dtype(dtype) == torch.bfloat16
     widens = is_bf16 and not _multiplies_bf16()
     if widens:
@@ -60,21 +60,21 @@ def cpu_ops(dtype: torch.dtype, deterministic: bool) -> Ops:
 
 
 class CpuOps(Ops):
-    """Torch on a CPU. If it `widens`, matrices of BF16 are multiplied in FP32."""
+    """Torch on a CPU. If it `widens`, BF16 matrices are multiplied in FP32."""
 
     def __init__(self, widens: bool = False) -> None:
         super().__init__(CPU)
         self._widens = widens
 
     def matmul(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-        """Multiply in the type in which the core is fast."""
+        """Multiply in the type that this core multiplies fast."""
         if not self._widens:
             return super().matmul(a, b, out)
         product = self._multiply_widened(torch.matmul, a, b)
         return product if out is None else out.copy_(product)
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
-        """Multiply in the type in which the core is fast, and scale."""
+        """Multiply in the type that this core multiplies fast, and scale."""
         multiply = partial(super().scores, scale=scale)
         return self._multiply_widened(multiply, q, k) if self._widens else multiply(q, k)
 
@@ -82,10 +82,11 @@ class CpuOps(Ops):
         return multiply(a.float(), b.float()).to(a.dtype)
 
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Compute each slot's rows together with a few of the next slot's, which are restored afterwards.
+        """Compute each slot's rows with a few of the next slot's rows, which are restored afterwards.
 
-        For every new number of rows oneDNN makes a kernel, which takes as long as computing 500 rows. So it should see
-        few numbers.
+        For every new number of rows oneDNN makes a kernel, which takes as long as computing 500 rows. So the number of
+        rows
+        should take few values.
         """
         for slot, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
             if count:
@@ -97,7 +98,7 @@ class CpuOps(Ops):
 
 
 class RowLoopOps(CpuOps):
-    """Loops in which a row's bits do not depend on other rows."""
+    """Compiled loops whose results for a row do not depend on other rows."""
 
     def prepare(self) -> None:
         """Load the compiled loops, or compile them."""
@@ -129,22 +130,22 @@ class RowLoopOps(CpuOps):
 
 
 class LoopOps(RowLoopOps):
-    """All loops, each for the sizes at which it is faster."""
+    """All compiled loops, each for the sizes at which it is faster than torch."""
 
     def linear(self, x_RD: Tensor, w_OD: Tensor) -> Tensor:
-        """Read the matrix once for few rows."""
+        """For few rows, read the matrix only once."""
         if 0 < x_RD.shape[0] <= MAX_ROWS:
             return kernels.linear(x_RD, w_OD)
         return super().linear(x_RD, w_OD)
 
     def gated_mlp(self, x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
-        """Make one call instead of five for few rows."""
+        """For few rows, make one call instead of five."""
         if 0 < x_RD.shape[0] <= MAX_ROWS:
             return kernels.gated_mlp(x_RD, gate_ID, up_ID, down_DI)
         return super().gated_mlp(x_RD, gate_ID, up_ID, down_DI)
 
     def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
-        """Take all heads in one call for few requests."""
+        """For few requests, compute all heads in one call."""
         if 0 < q_BHQ.shape[0] <= MAX_ROWS:
             return kernels.absorb_query(q_BHQ, up_XL, rope, value_size)
         return super().absorb_query(q_BHQ, up_XL, rope, value_size)
@@ -152,16 +153,16 @@ class LoopOps(RowLoopOps):
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
-        """Read the latents in their pages, if there are few heads and pages."""
+        """For few heads and pages, read the latents in their pages."""
         if 0 < q_BHC.shape[1] * tables_BJ.numel() * pages_JSC.shape[1] <= MAX_SCORES:
             return kernels.attend(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
         return super().attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
 
-    def values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
-        """Take all heads in one call for few requests."""
+    def up_project_values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
+        """For few requests, compute all heads in one call."""
         if 0 < context_BHL.shape[0] <= MAX_ROWS:
-            return kernels.values(context_BHL, up_XL, value_size)
-        return super().values(context_BHL, up_XL, value_size)
+            return kernels.up_project_values(context_BHL, up_XL, value_size)
+        return super().up_project_values(context_BHL, up_XL, value_size)
 
     def gate_logits(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
         """Multiply the BF16 arguments, and add in FP32."""
@@ -172,7 +173,7 @@ class LoopOps(RowLoopOps):
         return super().gate_logits(x_TD, w_ED)
 
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Take all slots in one call while each has few rows."""
+        """While each slot has few rows, compute all slots in one call."""
         if 0 < rows_RD.shape[0] <= MAX_ROWS_OF_AN_EXPERT * (len(counts) - counts.count(0)):
             kernels.experts_mlp(rows_RD, torch.tensor(counts), gate_up_MXD, down_MDI)
             return rows_RD

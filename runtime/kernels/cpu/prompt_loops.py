@@ -6,7 +6,7 @@ sizes; tensors are BF16. Each row is computed alone, so its result does not depe
 
 import numpy as np
 
-from runtime.kernels.cpu.numbers import bf16, bf16_to_fp32, exp, fp32_to_bf16, larger, loop
+from runtime.kernels.cpu.numbers import bf16_to_fp32, exp, fp32_to_bf16, larger, loop, view_bf16
 
 __all__ = ["causal_softmax", "silu_product"]
 
@@ -15,11 +15,11 @@ ONE = np.float32(1)
 
 @loop
 def causal_softmax(scores: int, num_heads: int, num_queries: int, num_keys: int) -> None:
-    """Replace scores with their softmax. The last of T queries sees all S keys, and each earlier one a key less.
+    """Replace scores with their softmax. The last of T queries sees all S keys, each earlier query one key less.
 
     Keys that a query does not see get 0.
     """
-    scores_HTS = bf16(scores, (num_heads, num_queries, num_keys))
+    scores_HTS = view_bf16(scores, (num_heads, num_queries, num_keys))
     exps_S = np.empty(num_keys, np.float32)
     for h in range(num_heads):
         for t in range(num_queries):
@@ -38,9 +38,10 @@ def causal_softmax(scores: int, num_heads: int, num_queries: int, num_keys: int)
 @loop
 def silu_product(gate: int, gate_stride: int, up: int, up_stride: int, y: int, num_rows: int, size: int) -> None:
     """Compute y = silu(gate) * up, [rows, size] each; rows of gate and up are `..._stride` numbers apart."""
-    y_RI = bf16(y, (num_rows, size))
+    y_RI = view_bf16(y, (num_rows, size))
     for r in range(num_rows):
-        gate_I, up_I = bf16(gate + 2 * r * gate_stride, (size,)), bf16(up + 2 * r * up_stride, (size,))  # 2 bytes each
+        gate_I = view_bf16(gate + 2 * r * gate_stride, (size,))  # 2 bytes each
+        up_I = view_bf16(up + 2 * r * up_stride, (size,))
         for i in range(size):
             gate_i = bf16_to_fp32(gate_I[i])
             y_RI[r, i] = fp32_to_bf16(gate_i / (ONE + exp(-gate_i)) * bf16_to_fp32(up_I[i]))

@@ -38,7 +38,7 @@ NVLINK_PEERS = 8  # csrc/kernels/legacy/compiled.cuh
 
 
 class BrokenContract(AssertionError):
-    """A call that a kernel does not accept: a bug of ours."""
+    """A call whose arguments a kernel does not accept: a bug of ours."""
 
 
 def check_gemm(x: Quantised, w: Quantised, out_RO: Tensor) -> None:
@@ -160,7 +160,7 @@ def round_up_for_tma(rows: int, element_bytes: int) -> int:
 
 
 def _matrix(kernel: str, codes: Tensor, dimensions: int) -> torch.Size:
-    """Check that the codes' rows are as TMA reads them, and return the codes' shape.
+    """Return the codes' shape, after checking that TMA can read their rows.
 
     Source: csrc/utils/layout.hpp, major_check and check_ab_fp8_fp4.
     """
@@ -187,7 +187,7 @@ def _check_result(kernel: str, out: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_row_scales(kernel: str, scales: Tensor, shape: tuple[int, ...]) -> None:
-    """Check the scales of rows; other strides would cost a slow copy.
+    """Require row scales of `shape`, in FP32, by rows or by aligned columns: other strides would cost a slow copy.
 
     Source: csrc/apis/layout.hpp, transform_sf_into_required_layout, with (1, 128).
     """
@@ -203,7 +203,7 @@ def _check_row_scales(kernel: str, scales: Tensor, shape: tuple[int, ...]) -> No
 
 
 def _check_block_scales(kernel: str, scales: Tensor, shape: tuple[int, ...]) -> None:
-    """Check the scales of blocks: csrc/utils/layout.hpp, check_sf_layout with sm90_sfb_check."""
+    """Require block scales of `shape` as DeepGEMM does: csrc/utils/layout.hpp, check_sf_layout with sm90_sfb_check."""
     _require(kernel, scales.dtype == torch.float32, f"the matrix's scales are {scales.dtype}, not FP32")
     _require(kernel, tuple(scales.shape) == shape, f"the matrix's scales are {list(scales.shape)}, not {list(shape)}")
     _require(kernel, scales.is_contiguous(), "the matrix's scales must be contiguous")

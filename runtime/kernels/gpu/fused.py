@@ -39,7 +39,7 @@ def are_powers_of_two(*sizes: int) -> bool:
 
 
 def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
-    """Rotate pairs in place; `x` is [T, P] or [T, H, P], and P / 2 a power of two."""
+    """Rotate pairs in place. `x` is [T, P] or [T, H, P], and P / 2 is a power of two."""
     x_THP = x if x.dim() == 3 else x[:, None]
     num_tokens, num_heads, size = x_THP.shape
     if num_tokens:
@@ -67,7 +67,10 @@ def joined_keys(k_nope_SHN: Tensor, k_rope_SP: Tensor) -> Tensor:
 
 
 def chosen_experts(logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
-    """Return the experts [T, K], best first, and weights; the groups and the experts of one are powers of two."""
+    """Return the experts [T, K], best first, and their weights.
+
+    Numbers of groups and of experts in one are powers of two.
+    """
     num_tokens, num_experts = logits_TE.shape
     experts_TK = torch.empty(num_tokens, rule.top_k, dtype=torch.long, device=logits_TE.device)
     weights_TK = torch.empty(num_tokens, rule.top_k, device=logits_TE.device)
@@ -121,7 +124,7 @@ def placed_rows(slots_TK: Tensor, num_slots: int, alignment: int) -> tuple[Tenso
 
 
 def spread_rows(x_TD: Tensor, place_TK: Tensor, rows_RD: Tensor, scales_TF: Tensor, scales_RF: Tensor) -> None:
-    """Copy each token and its scales to its rows. Other rows stay as they are. Rows have whole words."""
+    """Copy each token and its scales to its rows. Other rows stay as they are. A row is a whole number of words."""
     assert all(x.is_contiguous() for x in (x_TD, rows_RD, place_TK))
     if not len(x_TD):
         return
@@ -259,7 +262,7 @@ def choose(
 def take_turns(
     experts, slots, first, num_replicas, slots_of_pairs, num_pairs, turn, TOP_K: tl.constexpr, PAIRS: tl.constexpr
 ):
-    """Look up the slots of some pairs."""
+    """Look up the slots of a block of pairs."""
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     is_inside = pair < num_pairs
     expert = tl.load(experts + pair, is_inside, 0)
@@ -280,7 +283,7 @@ def count_pairs(slots, counts, num_pairs, num_slots, PAIRS: tl.constexpr):
 
 @triton.jit
 def place_pairs(slots, first, places, num_pairs, num_slots, PAIRS: tl.constexpr):
-    """Give one block's pairs their rows, behind the `first` row that each slot has for this block."""
+    """Assign rows to one block's pairs, behind the `first` row that each slot has for this block."""
     block = tl.program_id(0)
     pair = block * PAIRS + tl.arange(0, PAIRS)
     slot_of_pair = tl.load(slots + pair, pair < num_pairs, -1)

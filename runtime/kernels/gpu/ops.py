@@ -42,7 +42,7 @@ OUTPUTS_STEP = 8  # BF16 outputs of a row in 16 bytes, as TMA stores them
 
 
 class GpuOps(Ops):
-    """Kernels of `packages` on `device`."""
+    """Operations on `device`, by the kernels in `packages` where they fit."""
 
     compiles_in_steps = True  # DeepGEMM's and Triton's
 
@@ -55,7 +55,7 @@ class GpuOps(Ops):
         self._steps = WeakIdKeyDictionary()  # FlashMLA's arguments in a step, the same for all layers
 
     def check_scales(self, power_of_two: bool) -> None:
-        """Refuse an FP8 model if DeepGEMM would drop its scales' mantissas on this GPU. Raise RuntimeFailure."""
+        """Raises RuntimeFailure if DeepGEMM would drop the mantissas of a model's scales on this GPU."""
         if self.packages.deep_gemm is not None and self.packages.arch == BLACKWELL and not power_of_two:
             raise RuntimeFailure(
                 "this checkpoint's FP8 scales are not powers of two (its config.json has no scale_fmt: ue8m0), and on"
@@ -71,7 +71,7 @@ class GpuOps(Ops):
         return self._quantise(x_RD, power_of_two)
 
     def fp8_matmul(self, x: Quantised, w: Quantised, dtype: torch.dtype) -> Tensor:
-        """Multiply codes with DeepGEMM, which rounds to BF16 once."""
+        """Multiply codes with DeepGEMM, which rounds once, to BF16."""
         (outputs, channels), num_rows = w.codes.shape, len(x.codes)
         if dtype != torch.bfloat16 or not self._fits_gemm(channels, outputs):
             return super().fp8_matmul(x, w, dtype)
@@ -148,7 +148,7 @@ class GpuOps(Ops):
         absorbed_BHC[..., lora_rank:] = q_rope_BHP
         return absorbed_BHC
 
-    def values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
+    def up_project_values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
         """Write the products straight into rows that have a request's heads side by side."""
         num_requests, num_heads, _ = context_BHL.shape
         w_v_HUL = up_XL.unflatten(0, (num_heads, -1))[:, -value_size:]
@@ -209,8 +209,11 @@ class GpuOps(Ops):
         return super().add_rows(rows_RD, place_TK, weights_TK)
 
     def fp8_experts(self, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
-        """Compute all slots' rows in two grouped matmuls. Slots that do not fill whole tiles are moved apart first."""
-        if not self._fits_experts(experts):
+        """Compute all slots' rows in two grouped matmuls.
+
+        If a slot does not fill whole tiles, rows are moved apart first.
+        """
+        if not self._can_use_deep_gemm_for_experts(experts):
             return super().fp8_experts(x, counts, counts_M, experts)
         aligned = [-(-count // self.row_alignment) * self.row_alignment for count in counts]
         aligned_M = -(-counts_M // self.row_alignment) * self.row_alignment
@@ -226,8 +229,8 @@ class GpuOps(Ops):
         return self._grouped_experts(apart, slot_of_row_R, experts).index_select(0, place_R)
 
     def masked_fp8_experts(self, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int) -> Tensor:
-        """Compute each slot's rows that came in two masked matmuls. The results of other rows mean nothing."""
-        if not self._fits_experts(experts):
+        """Compute the arrived rows of each slot in two masked matmuls. The results for other rows are meaningless."""
+        if not self._can_use_deep_gemm_for_experts(experts):
             return super().masked_fp8_experts(x, counts_M, experts, expected_rows)
         counts_M, gate_up, down = counts_M.int(), _stack(experts.gate_up), experts.down
         x = Quantised(x.codes.contiguous(), x.scales)  # in dispatched rows, scales lie beside the codes
@@ -259,7 +262,7 @@ class GpuOps(Ops):
         return result
 
     def _aligned_places(self, counts_M: Tensor, aligned_M: Tensor, num_rows: int) -> Tensor:
-        """Return the new place of each row when every slot begins at a multiple of the alignment, [R]."""
+        """Return each row's new place, [R], if every slot begins at a multiple of the alignment."""
         moved_M = (aligned_M.cumsum(0) - aligned_M) - (counts_M.cumsum(0) - counts_M)
         moved_R = moved_M.repeat_interleave(counts_M, output_size=num_rows)
         return torch.arange(num_rows, device=self.device) + moved_R
@@ -267,7 +270,7 @@ class GpuOps(Ops):
     def _heads(
         self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor, value_size: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, whole keys and values as torch's attention takes them, [1, H, T or S, channels]."""
+        """Return queries, whole keys and values in the form of torch's attention: [1, H, T or S, channels]."""
         k_nope_SHN, v_SHU = kv_SHX.split((kv_SHX.shape[-1] - value_size, value_size), -1)
         q, k, v = (x.transpose(0, 1)[None] for x in (q_THQ, self._join_keys(k_nope_SHN, k_rope_SP), v_SHU))
         return q, k, v
@@ -283,8 +286,11 @@ class GpuOps(Ops):
     def _fits_gemm(self, channels: int, outputs: int = OUTPUTS_STEP) -> bool:
         return self.packages.deep_gemm is not None and channels % BLOCK == 0 and outputs % OUTPUTS_STEP == 0
 
-    def _fits_experts(self, experts: ExpertCodes) -> bool:
-        """Return whether the experts fit. Gate and up are one matrix only if no block of scales lies across both."""
+    def _can_use_deep_gemm_for_experts(self, experts: ExpertCodes) -> bool:
+        """Return whether DeepGEMM can run these experts.
+
+        Gate and up share a matrix, so no scale block may span both.
+        """
         _, hidden, intermediate = experts.down.codes.shape
         return self._fits_gemm(hidden, intermediate) and self._fits_gemm(intermediate, hidden)
 
@@ -312,7 +318,7 @@ class GpuOps(Ops):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
     def _has_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        """Return whether cuDNN attends to such heads here."""
+        """Return whether cuDNN can compute attention for such heads here."""
         parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, False, False)
         return q.is_cuda and torch.backends.cuda.can_use_cudnn_attention(parameters)
 
@@ -326,7 +332,10 @@ class GpuOps(Ops):
         return context, log_sums
 
     def _step_metadata(self, tables_BJ: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor, object]:
-        """Return tables, lengths and the schedule for FlashMLA, made in a step's first layer."""
+        """Return tables, lengths and FlashMLA's schedule.
+
+        They are made in a step's first layer, and reused in the others.
+        """
         if lengths_B not in self._steps:
             schedule, _ = self.packages.flash_mla.get_mla_metadata()
             self._steps[lengths_B] = tables_BJ.int(), lengths_B.int(), schedule
@@ -334,7 +343,7 @@ class GpuOps(Ops):
 
 
 def merge_attention(first: Tensor, first_log_sums: Tensor, second: Tensor, second_log_sums: Tensor) -> Tensor:
-    """Merge attention to two sets of keys: [..., U], in the memory of the second. The first is overwritten.
+    """Merge attention to two sets of keys, [..., U], into the memory of the second. The first is overwritten.
 
     Each part's weight is its share of the sum of all exponentials (arXiv 2501.01005, section 2.2). Each part is rounded
     to BF16 after it is weighted. The difference of the two parts would be far larger than a result of many keys, and
@@ -356,5 +365,5 @@ def _align_rows(codes_RD: Tensor) -> Tensor:
 
 
 def _stack(gate_up: Quantised) -> Quantised:
-    """Return gate over up as one matrix of each slot: [M, 2, I, D] as [M, 2 I, D], in the same memory."""
+    """Return gate and up as one matrix for each slot: [M, 2, I, D] as [M, 2 I, D], in the same memory."""
     return Quantised(gate_up.codes.flatten(1, 2), gate_up.scales.flatten(1, 2))

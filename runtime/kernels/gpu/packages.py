@@ -47,7 +47,7 @@ INSTEAD = {
 
 @dataclass(frozen=True)
 class Packages:
-    """The packages' modules, None for a missing one. `arch` is the GPU's major compute capability."""
+    """The imported kernel packages, None for a missing one. `arch` is the GPU's major compute capability."""
 
     arch: int
     deep_gemm: Any = None
@@ -78,5 +78,5 @@ def _module(name: str, arch: int, gpu: str) -> Any:
 
 
 def _is_pcie_card(gpu: str) -> bool:
-    """Return whether the driver's name of a GPU is that of a PCIe card: `NVIDIA H100 PCIe`, `NVIDIA H100 NVL`."""
+    """Return whether a GPU's name (by its driver) is that of a PCIe card: `NVIDIA H100 PCIe`, `NVIDIA H100 NVL`."""
     return "PCIE" in gpu.upper() or gpu.upper().endswith(" NVL")

@@ -37,7 +37,7 @@ def gated_rows(gate_up: Tensor, power_of_two: bool, by_columns: bool, counts_M: 
 
 
 def empty_scales(shape: tuple[int, ...], groups: int, by_columns: bool, device: torch.device) -> Tensor:
-    """Return empty scales [..., R, F], row by row or column by column."""
+    """Return uninitialised scales [..., R, F], in memory row by row or column by column."""
     if not by_columns:
         return torch.empty(*shape, groups, device=device)
     column = round_up_for_tma(shape[-1], torch.float32.itemsize)

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from runtime.demo.training.answers import conversations, known_answers
 from runtime.demo.training.corpus import ASSISTANT, BOS, EOS, USER, Document
 from runtime.demo.training.network import NO_TARGET, HeadLoss
-from runtime.demo.training.rounding import FP8, rounded_matrix
+from runtime.demo.training.rounding import FP8, round_to_block_fp8
 from runtime.kernels.fp8 import E4M3, dequantise_matrix, quantise_matrix
 
 MANUAL = """\
@@ -111,7 +111,7 @@ def test_a_position_without_a_target_teaches_nothing():
 def test_a_rounded_matrix_loses_nothing_in_bfloat16_or_in_fp8(shape):
     """The codes and scales of a rounded matrix are found again from its BF16, bit for bit."""
     weights = torch.randn(shape, generator=torch.Generator().manual_seed(0)) ** 3
-    rounded = rounded_matrix(weights)
+    rounded = round_to_block_fp8(weights)
     matrices = rounded.flatten(0, -3) if rounded.ndim > 2 else rounded[None]
 
     assert torch.equal(rounded.bfloat16().float(), rounded)

@@ -398,7 +398,7 @@ def test_latent_attention_is_absorbed_as_by_torch(requests: int, heads: int) -> 
     to_keys, to_values = up.double().unflatten(0, (heads, -1)).split((nope, value), 1)
 
     absorbed = cpu_kernels.absorb_query(q, up, rope, value)
-    values = cpu_kernels.values(context, up, value)
+    values = cpu_kernels.up_project_values(context, up, value)
 
     expected = torch.einsum("bhn,hnl->bhl", q[..., :nope].double(), to_keys)
     torch.testing.assert_close(absorbed[..., :latent].double(), expected, rtol=2**-8, atol=1e-3)

@@ -86,11 +86,11 @@ def test_queries_and_values_are_multiplied_to_where_they_are_read(ops, requests)
     """Absorbed queries and values equal the reference's, without copies."""
     q, up = draw(requests, 4, 24, dtype=torch.float32), draw(4 * (16 + 12), 32, seed=1, dtype=torch.float32)
     context = draw(requests, 4, 32, seed=2, dtype=torch.float32)
-    absorbed, values = ops.absorb_query(q, up, 8, 12), ops.values(context, up, 12)
+    absorbed, values = ops.absorb_query(q, up, 8, 12), ops.up_project_values(context, up, 12)
 
     assert absorbed.is_contiguous()
     torch.testing.assert_close(absorbed, TORCH_OPS.absorb_query(q, up, 8, 12))
-    torch.testing.assert_close(values, TORCH_OPS.values(context, up, 12))
+    torch.testing.assert_close(values, TORCH_OPS.up_project_values(context, up, 12))
 
 
 @pytest.mark.parametrize("counts", [[8, 0, 16], [3, 9, 0], [0, 0, 0], [1, 1, 1]])
