@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse unknown words, and name the options that begin like the first of them."""
+        """Raises UsageError for unknown words, with the options that begin like the first of them."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             begun = [each for each in self._option_string_actions if each.startswith(unknown[0].partition("=")[0])]
@@ -160,7 +160,7 @@ def _add_generate(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 
 def _add_unit_options(generate: _Parser) -> None:
-    """Add the options that say how a unit computes."""
+    """Add the options about how a unit computes."""
     generate.add_argument("--ep", type=int, default=1, help="number of ranks to spread the experts over (default: 1)")
     generate.add_argument("--dtype", choices=["float32", "bfloat16", "fp8"], default="float32")
     generate.add_argument(
@@ -254,7 +254,7 @@ def _stage(arguments: argparse.Namespace) -> None:
 
 
 def _count(text: str) -> int:
-    """Read a number of processes. Raise ValueError, which argparse reports."""
+    """Read a number of processes. Raises ValueError, which argparse reports, if it is none."""
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -262,7 +262,7 @@ def _count(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Read the seconds of a drain. Raise ValueError, which argparse reports."""
+    """Read the seconds of a drain. Raises ValueError, which argparse reports, if it is no such number."""
     seconds = float(text)
     if not 0 <= seconds <= MAX_DRAIN_S:
         raise ValueError(text)
@@ -293,7 +293,7 @@ def _place(launch: UnitLaunch, arguments: argparse.Namespace) -> RankPlace:
 
 
 def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show a bug's traceback and end at once: at a normal exit, asyncio's warnings about its tasks would bury it."""
+    """Print a bug's traceback and end at once: at a normal exit, asyncio's warnings about its tasks would bury it."""
     sys.__excepthook__(kind, error, trace)
     sys.stderr.flush()
     os._exit(1)

@@ -50,7 +50,7 @@ class Model(_Part):
 
 
 class Checkpoint(_Part):
-    """The location of the weights, and the digests of `config.json` and of the manifest, if the plan has them."""
+    """Where the weights are, and the digests of `config.json` and of the manifest, if the plan has them."""
 
     uri: str
     config_digest: str | None
@@ -60,7 +60,8 @@ class Checkpoint(_Part):
 class Disk(_Part):
     """The folder where blocks of the prefix cache outlive processes. `path` is absolute, and the same on all nodes.
 
-    `max_bytes` and `max_files` limit all ranks that share the folder, `bytes_per_s` limits each rank. None is no limit.
+    `max_bytes` and `max_files` limit all ranks that share the folder, `bytes_per_s` limits each rank. None means no
+    limit.
     """
 
     path: Annotated[str, msgspec.Meta(pattern="^/")]
@@ -70,7 +71,7 @@ class Disk(_Part):
 
 
 class Limits(_Part):
-    """The limits of one rank. `kv_tokens` is for all its requests together, and for one of full length at least.
+    """The limits of one rank. `kv_tokens` is for all its requests together, and suffices for one of full length.
 
     `host_bytes` is the host memory that blocks of the prefix cache may take. Blocks reach the `disk` through it.
     """
@@ -102,8 +103,8 @@ class ExpertMap(_Part):
 class KvLayout(_Part):
     """The form of latent KV on the wire and in memory.
 
-    With `nixl`, a prefill rank writes it into the memory of a decode rank of its machine, as far as that has room for
-    this; otherwise it goes over TCP.
+    With `nixl`, a prefill rank writes latents directly into the memory of a decode rank on its machine, as far as that
+    rank has room. Otherwise they go over TCP.
     """
 
     wire_version: Literal[11]
@@ -125,7 +126,7 @@ class UnitTls(_Part):
 
 
 class GatewayTls(_Part):
-    """The prefix of units' identities; a unit's name follows it."""
+    """The prefix of units' identities. The unit's name follows it."""
 
     units: str
 
@@ -177,7 +178,7 @@ class UnitLaunch(_Part, kw_only=True):
 
     @property
     def local_first_nodes(self) -> list[str] | None:
-        """The node of each rank if tokens prefer near replicas, else None."""
+        """Each rank's node, if tokens prefer near replicas; None otherwise."""
         return [self.places[each.place] for each in self.ranks] if self.split == "local_first" else None
 
     def place_ranks(self, place: int) -> list[RankPlace]:
@@ -185,7 +186,7 @@ class UnitLaunch(_Part, kw_only=True):
         return [each for each in self.ranks if each.place == place]
 
     def rank_nodes(self) -> list[int]:
-        """Return each rank's node, as the number of its place."""
+        """Return for each rank the number of its place, which stands for its node."""
         return [each.place for each in self.ranks]
 
 
@@ -212,7 +213,7 @@ _Launch = TypeVar("_Launch", UnitLaunch, GatewayLaunch)
 
 
 def read_unit_launch(path: Path) -> UnitLaunch:
-    """Read and check a unit's launch file. Raise LaunchError."""
+    """Read and check a unit's launch file. Raises LaunchError if it is missing or wrong."""
     document = _read_json(path)
     launch = _convert(document, UnitLaunch, path)
     _check_digest(path, "unit_digest", launch.unit_digest, {key: document[key] for key in UNIT_DIGEST_KEYS})
@@ -226,7 +227,7 @@ def read_unit_launch(path: Path) -> UnitLaunch:
 
 
 def read_gateway_launch(path: Path) -> GatewayLaunch:
-    """Read and check the gateway's launch file. Raise LaunchError."""
+    """Read and check the gateway's launch file. Raises LaunchError if it is missing or wrong."""
     return _convert(_read_json(path), GatewayLaunch, path)
 
 
@@ -268,7 +269,10 @@ def _open_nonblocking(path: str, flags: int) -> int:
 
 
 def _convert(document: dict[str, Any], kind: type[_Launch], path: Path) -> _Launch:
-    """Convert the document. Check the version first, because another version's keys would be called unknown."""
+    """Return the document as `kind`.
+
+    The version is checked first, since another version's keys would be called unknown.
+    """
     if document.get("version") != VERSION:
         raise LaunchError(
             f"the launch file {path} has version {document.get('version')!r}, this runtime reads version {VERSION}"

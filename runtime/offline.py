@@ -46,7 +46,7 @@ MATRICES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.f
 
 @dataclass(frozen=True)
 class Job:
-    """The options of a call. `rank` is None in the main process, which only starts ranks and joins their parts."""
+    """The options of a call. `rank` is None in the main process, which only starts ranks and joins their outputs."""
 
     checkpoint: str
     prompt_ids: Path
@@ -72,7 +72,10 @@ class Job:
 
 
 def run(job: Job) -> None:
-    """Do one rank's part of the job, or the whole job, which prints JSON. Raise RuntimeFailure."""
+    """Do one rank's part of the job or, without a rank, the whole job, which prints JSON.
+
+    Raises RuntimeFailure if it cannot be done.
+    """
     if job.rank is not None:
         _run_rank(job)
         return
@@ -83,7 +86,7 @@ def run(job: Job) -> None:
         else:
             with _reserve_port() as port:
                 wait_together(_start_ranks(job, scratch, port))
-        outputs = _join(job, Path(scratch))
+        outputs = _join_outputs(job, Path(scratch))
         if job.trace is not None:
             with _report_write_errors(job.trace):
                 join_traces([_trace_part(Path(scratch), rank) for rank in range(job.ep)], job.trace)
@@ -94,7 +97,7 @@ def run(job: Job) -> None:
 def greedy(
     engine: Engine, group: Group, prompts: list[list[int]], max_tokens: int, stop_ids: set[int]
 ) -> list[list[int]]:
-    """Continue this rank's prompts greedily and return the outputs. Each prompt gets a prefill step of its own."""
+    """Continue this rank's prompts greedily and return the outputs. Each prompt has a prefill step of its own."""
     texts = [_Text(prompt, []) for prompt in prompts]
     cache = engine.new_cache(sum(round_up_to_page(len(prompt) + max_tokens) for prompt in prompts))
     for text in texts:
@@ -136,7 +139,7 @@ def _turns(group: Group, num_own: int) -> Iterator[int]:
 
 
 def _check(job: Job) -> None:
-    """Raise UsageError for anything that is wrong with the call, before any process starts."""
+    """Raises UsageError if the call is wrong, before any process starts."""
     config = read_model_config(resolve(job.checkpoint))
     if job.max_tokens < 1 or job.ep < 1:
         raise UsageError("--max-tokens and --ep must be at least 1")
@@ -192,7 +195,7 @@ def _expert_map(job: Job, config: ModelConfig) -> PhysicalToLogical:
 
 @contextmanager
 def _reserve_port() -> Iterator[int]:
-    """Yield a port that rank 0 can listen on, and that the kernel gives to no other process meanwhile.
+    """Yield a port that rank 0 can listen on. Meanwhile the kernel gives it to no other process.
 
     The port is bound, but nothing listens on it. So another socket may bind it only by number and with SO_REUSEADDR.
     """
@@ -252,8 +255,8 @@ def _engine_config(job: Job, folder: Path) -> EngineConfig:
     )
 
 
-def _join(job: Job, scratch: Path) -> list[list[int]]:
-    """Join the ranks' outputs, in the order of the prompts."""
+def _join_outputs(job: Job, scratch: Path) -> list[list[int]]:
+    """Return the ranks' outputs in the order of the prompts. If asked for, also write the file of logits."""
     shares = [json.loads((scratch / f"{rank}.json").read_text()) for rank in range(job.ep)]
     total = sum(map(len, shares))
     if job.logits is not None:
@@ -266,7 +269,7 @@ def _join(job: Job, scratch: Path) -> list[list[int]]:
 
 @contextmanager
 def _report_write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError, such as a full disk or a folder that forbids writing, into a RuntimeFailure."""
+    """Turn an OSError in this context, such as a full disk, into a RuntimeFailure that names `path`."""
     try:
         yield
     except OSError as error:

@@ -35,7 +35,7 @@ MAX_EVENTS = 1_000_000  # about 150 MB; later events are not in the file
 
 
 class _Recorder:
-    """Writes one rank's events. `where` is added to the arguments of every span."""
+    """Writes one rank's events. `where` is added to the arguments of each span."""
 
     def __init__(self, file: TextIO, rank: int) -> None:
         self._file, self._rank = file, rank
@@ -87,7 +87,7 @@ _recorder: _Recorder | None = None
 
 @contextmanager
 def recording(path: Path | None, rank: int) -> Iterator[None]:
-    """Record this process's spans to `path`; without one, record nothing. Raise UsageError if it cannot be written."""
+    """Record this process's spans to `path`; without one, record nothing. Raises UsageError if it cannot be written."""
     global _recorder
     if path is None:
         yield
@@ -123,7 +123,7 @@ def record_link(exchange: Callable[[], T]) -> Callable[[], T]:
 
 
 def link_recorder() -> Callable[[int, int], None]:
-    """Return a function that records an exchange by its beginning and its end, in ns of the machine's clock."""
+    """Return a function that records an exchange, given its beginning and end in ns of the machine's clock."""
     if _recorder is None:
         return lambda began_ns, ended_ns: None
     recorder, (name, where) = _recorder, _recorder.open_span
@@ -131,13 +131,13 @@ def link_recorder() -> Callable[[int, int], None]:
 
 
 def set_micro_batch(micro_batch: int) -> None:
-    """Record later spans as this micro-batch's."""
+    """Record later spans under this micro-batch."""
     if _recorder is not None:
         _recorder.micro_batch = micro_batch
 
 
 def join(parts: list[Path], whole: Path) -> None:
-    """Join the files of several ranks. Raise RuntimeFailure if one of them ended early."""
+    """Join the files of several ranks. Raises RuntimeFailure if one of them ended early."""
     texts = [part.read_text() for part in parts]
     if not all(text.endswith("]\n") for text in texts):
         raise RuntimeFailure(f"there is no trace {whole}: a rank could not write its part")

@@ -15,7 +15,10 @@ __all__ = ["write_digests"]
 
 
 def write_digests(checkpoint: str, output: Path | None, num_threads: int, *, as_json: bool) -> None:
-    """Write the manifest beside `config.json`, or to `output`, and print what it covers. Raise RuntimeFailure."""
+    """Write the manifest beside `config.json`, or to `output`, and print what it covers.
+
+    Raises RuntimeFailure if the checkpoint cannot be read or the manifest cannot be written.
+    """
     folder = resolve(checkpoint)
     path = output or folder / MANIFEST
     with open_shards(folder) as shards, _new_bars() as bars:
@@ -33,6 +36,6 @@ def write_digests(checkpoint: str, output: Path | None, num_threads: int, *, as_
 
 
 def _new_bars() -> Progress:
-    """Show progress to someone waiting at a terminal: reading a checkpoint takes minutes."""
+    """Return a progress bar for a terminal: reading a checkpoint takes minutes."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)

@@ -30,7 +30,7 @@ SAY_EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class _Piece:
-    """A run of bytes in a file, and its digest in the manifest."""
+    """A run of bytes in a file, and the digest that the manifest has for it."""
 
     name: str
     end: int
@@ -45,7 +45,10 @@ def copy_files(
     manifest: Manifest | None,
     num_threads: int,
 ) -> None:
-    """Copy the files in `sizes`, several at a time. Raise CheckpointError, RuntimeFailure and OSError."""
+    """Copy the files in `sizes`, several at a time.
+
+    Raises CheckpointError if a source file is wrong, and RuntimeFailure or OSError if `destination` cannot be written.
+    """
     total = sum(sizes.values())
     free = shutil.disk_usage(destination).free
     if total > free:
@@ -71,13 +74,13 @@ def copy_files(
 
 
 def partial_name(name: str) -> str:
-    """Return the name of a file until it is whole."""
+    """Return the name under which a file is written until it is complete."""
     return f".{name}.partial"
 
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` once it is whole and on the disk. Raise OSError."""
+    """Open a file that takes the place of `path` once it is complete and on the disk. Raises OSError if it cannot."""
     partial = path.with_name(partial_name(path.name))
     partial.unlink(missing_ok=True)
     with partial.open("xb") as file:  # never follows a link
@@ -109,7 +112,7 @@ def _pieces(shard: Shard | None, manifest: Manifest | None) -> Sequence[_Piece]:
 
 
 def _copy(source: Path, destination: Path, size: int, pieces: Sequence[_Piece], progress: "_Progress") -> None:
-    """Copy one file of `size` bytes. Raise CheckpointError, and OSError about `destination`."""
+    """Copy one file of `size` bytes. Raises CheckpointError about `source`, and OSError about `destination`."""
     check = _Check(source, pieces)
     with replace_file(destination) as file:
         for part in _parts(source, size):
@@ -119,7 +122,7 @@ def _copy(source: Path, destination: Path, size: int, pieces: Sequence[_Piece], 
 
 
 def _parts(path: Path, size: int) -> Iterator[bytes]:
-    """Yield the `size` bytes of a file. Raise CheckpointError if it cannot be read, or has another size."""
+    """Yield the `size` bytes of a file. Raises CheckpointError if it cannot be read, or has another size."""
     left, unchanged = size, UnchangedFiles([path])
     try:
         with open_file(path) as file:
@@ -145,7 +148,7 @@ class _Check:
         self._hash = hashlib.sha256()
 
     def take(self, part: bytes) -> None:
-        """Take the next bytes. Raise CheckpointError when a piece ends and has another digest."""
+        """Take the next bytes. Raises CheckpointError if a piece ends and has another digest."""
         rest = memoryview(part)
         while rest and self._remaining:
             piece = self._remaining[-1]

@@ -35,7 +35,10 @@ class OpenFile:
     """A file that stays open while it is read in parts, so that all parts come from the same file."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raise CheckpointError for a FIFO, a device or a folder, and OSError."""
+        """Open the file.
+
+        Raises CheckpointError for a FIFO, a device or a folder, and OSError if it cannot be opened.
+        """
         self.path = path
         self._file = open_file(path)
         self._began = _stamp(os.fstat(self._file.fileno()))
@@ -46,7 +49,10 @@ class OpenFile:
         return self._began[2]
 
     def read_into(self, buffer: memoryview | bytearray, start: int) -> None:
-        """Fill the buffer with the bytes from `start` on. Raise CheckpointError."""
+        """Fill the buffer with the bytes from `start` on.
+
+        Raises CheckpointError if there are too few or they are unreadable.
+        """
         try:
             num_read = os.preadv(self._file.fileno(), [buffer], start)
         except OSError as error:
@@ -55,13 +61,13 @@ class OpenFile:
             raise CheckpointError(f"{self.path} became shorter while it was read")
 
     def first_hole(self) -> int:
-        """Return the offset of the first hole in the file, or its size if there is none or the system does not tell."""
+        """Return the offset of the first hole in the file; its size if there is none, or if the system cannot tell."""
         with suppress(OSError):
             return os.lseek(self._file.fileno(), 0, os.SEEK_HOLE)
         return self.num_bytes
 
     def require_unchanged(self) -> None:
-        """Refuse a file that was written to, moved or replaced since it was opened. Raise CheckpointError."""
+        """Raises CheckpointError if the file was written to, moved or replaced since it was opened."""
         _require_same(self.path, self._began)
 
     def close(self) -> None:
@@ -73,17 +79,20 @@ class UnchangedFiles:
     """Small files that are read more than once while a rank loads, and must not change meanwhile."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """Note the files as they are now. A missing file must stay missing."""
+        """Remember the files as they are now. A missing file must stay missing."""
         self._began = {path: _read_stamp(path) for path in paths}
 
     def require(self) -> None:
-        """Refuse files that have changed since. Raise CheckpointError."""
+        """Raises CheckpointError if a file has changed since."""
         for path, began in self._began.items():
             _require_same(path, began)
 
 
 def resolve(uri: str) -> Path:
-    """Return the checkpoint's folder: `bundled:NAME` in this package, else an absolute path. Raise CheckpointError."""
+    """Return the checkpoint's folder: `bundled:NAME` in this package, else an absolute path.
+
+    Raises CheckpointError if there is no such folder.
+    """
     package = Path(__file__).parents[1]
     folder = package / uri.removeprefix(BUNDLED) if uri.startswith(BUNDLED) else Path(uri)
     if not os.path.isdir(folder):  # unlike `Path.is_dir`, it raises no error for impossible names
@@ -93,29 +102,29 @@ def resolve(uri: str) -> Path:
 
 
 def check_config_digest(folder: Path, digest: str | None) -> None:
-    """Refuse a config other than the plan's, if the plan names one. Raise CheckpointError."""
+    """Raises CheckpointError if the plan names a digest and the config has another."""
     found = config_digest(folder)
     if digest is not None and found != digest:
         raise CheckpointError(f"{folder / 'config.json'} is {found}, the plan was made for {digest}: plan again")
 
 
 def config_digest(folder: Path) -> str:
-    """Return the sha256 of the bytes of `config.json`. Raise CheckpointError."""
+    """Return the sha256 of the bytes of `config.json`. Raises CheckpointError if it cannot be read."""
     return file_digest(folder / "config.json")
 
 
 def file_digest(path: Path) -> str:
-    """Return the sha256 of all bytes of a small file. Raise CheckpointError."""
+    """Return the sha256 of all bytes of a small file. Raises CheckpointError if it cannot be read."""
     return bytes_digest(read_bytes(path))
 
 
 def bytes_digest(content: bytes) -> str:
-    """Return `sha256:` and the digest, as plans and manifests write it."""
+    """Return `sha256:DIGEST` of these bytes, as plans and manifests write it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object from a checkpoint's file. Raise CheckpointError."""
+    """Return the JSON object in a checkpoint's file. Raises CheckpointError if it is unreadable or no object."""
     try:
         value = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
@@ -126,7 +135,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return all bytes of a small file. Raise CheckpointError."""
+    """Return all bytes of a small file. Raises CheckpointError if it is unreadable or too large."""
     try:
         with open_file(path) as file:
             content = file.read(MAX_READ_BYTES + 1)
@@ -138,7 +147,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file. Raise CheckpointError for a FIFO, a device or a folder, and OSError."""
+    """Open a regular file.
+
+    Raises CheckpointError for a FIFO, a device or a folder, and OSError if it cannot be opened.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else opening a FIFO would block
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -154,7 +166,7 @@ def _stamp(found: os.stat_result) -> _Stamp:
 
 
 def _read_stamp(path: Path) -> _Stamp | None:
-    """Return the stamp of the file with this name, or None."""
+    """Return the stamp of the file with this name; None if there is none."""
     with suppress(OSError):
         return _stamp(os.stat(path))
     return None

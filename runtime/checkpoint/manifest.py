@@ -33,7 +33,7 @@ PART_BYTES = 8 * 2**20
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of one file, as digests."""
+    """The digests of one file's content."""
 
     num_bytes: int = msgspec.field(name="bytes")
     header: str
@@ -41,7 +41,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a checkpoint's files, as digests."""
+    """The digests of the content of a checkpoint's files."""
 
     version: Literal[1]
     config_digest: str
@@ -49,11 +49,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def tensors(self) -> dict[str, str]:
-        """The digest of every tensor."""
+        """Tensor name -> its digest, over all files."""
         return {name: digest for file in self.files.values() for name, digest in file.tensors.items()}
 
     def check_headers(self, shards: Sequence[Shard]) -> None:
-        """Refuse files of other names, sizes or headers. Raise CheckpointError."""
+        """Raises CheckpointError if the files have other names, sizes or headers than the manifest's."""
         found = {shard.path.name: shard for shard in shards}
         for name in sorted(found.keys() ^ self.files.keys()):
             where = "the folder" if name in found else MANIFEST
@@ -68,7 +68,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the folder's manifest, or None. Raise CheckpointError if it cannot be read or has another config."""
+    """Return the folder's manifest; None if it has none.
+
+    Raises CheckpointError if the manifest cannot be read or is of another config.
+    """
     path = folder / MANIFEST
     if not os.path.lexists(path):
         return None
@@ -82,7 +85,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def check_weights_digest(folder: Path, digest: str | None) -> None:
-    """Refuse weights other than the plan's, if the plan names them. Raise CheckpointError."""
+    """Raises CheckpointError if the plan names a digest and the weights have another."""
     if digest is None:
         return
     path = folder / MANIFEST
@@ -94,9 +97,9 @@ def check_weights_digest(folder: Path, digest: str | None) -> None:
 
 
 def make_manifest(folder: Path, shards: Sequence[Shard], num_threads: int, progress: Callable[[int], None]) -> Manifest:
-    """Read every byte of open shards, `num_threads` tensors at a time. `progress(n)`: n more bytes are done.
+    """Read every byte of open shards, `num_threads` tensors at a time, and return the digests.
 
-    Raise CheckpointError.
+    `progress(n)` is called when n more bytes are read. Raises CheckpointError if a file cannot be read.
     """
     stored = [(shard.path.name, name, tensor) for shard in shards for name, tensor in shard.tensors.items()]
     threads = ThreadPoolExecutor(num_threads)
@@ -115,7 +118,7 @@ def make_manifest(folder: Path, shards: Sequence[Shard], num_threads: int, progr
 
 
 def write_manifest(manifest: Manifest, path: Path) -> str:
-    """Write the manifest atomically, and return the sha256 of its bytes. Raise RuntimeFailure."""
+    """Write the manifest atomically. Return the sha256 of its bytes. Raises RuntimeFailure if it cannot be written."""
     content = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
     try:
         _write(content, path)

@@ -31,7 +31,7 @@ WAITING_BYTES = 2**25  # assumed: enough that a thread that wakes up late delays
 
 
 class _Gmac:
-    """A checksum with the methods of hashlib: the GMAC of its parts' GMACs. It depends on where parts begin."""
+    """A checksum with hashlib's methods: the GMAC of its parts' GMACs. It depends on where parts begin."""
 
     def __init__(self) -> None:
         self._tags = b""
@@ -70,7 +70,7 @@ class ReadDigests:
                 thread.shutdown()
 
     def add(self, name: str, stored: StoredTensor, part: memoryview) -> None:
-        """Take the next part of a tensor. Its bytes must not change any more."""
+        """Take the next part of a tensor. The bytes must not change any more."""
         if self._expected is None or part.nbytes == stored.num_bytes < AT_ONCE_BYTES:
             self._take(name, stored, part)
             return
@@ -80,7 +80,7 @@ class ReadDigests:
         self._waiting_bytes += part.nbytes
 
     def _wait_until(self, num_bytes: int) -> None:
-        """Wait until at most `num_bytes` wait to be hashed."""
+        """Wait until at most `num_bytes` are still to be hashed."""
         while self._waiting and (self._waiting_bytes > num_bytes or self._waiting[0][1].done()):
             part_bytes, hashed = self._waiting.popleft()
             self._waiting_bytes -= part_bytes

@@ -34,7 +34,7 @@ Parts = dict[str, str]  # part -> digest of the bytes read
 
 
 class ReadWeights(msgspec.Struct, frozen=True):
-    """The parts that one rank read: the common ones, which every rank of a unit reads, and its own experts."""
+    """The digests of what one rank read, by part: common parts, which every rank of a unit reads, and its experts."""
 
     rank: str
     common: Parts
@@ -44,7 +44,10 @@ class ReadWeights(msgspec.Struct, frozen=True):
 def read_parts(
     rank: str, folder: Path, index: Mapping[str, StoredTensor], found: Mapping[str, str], *, has_manifest: bool
 ) -> ReadWeights:
-    """Combine the digests of the tensors that a rank read, `found`, by part. Raise CheckpointError."""
+    """Combine the digests of the tensors that a rank read (`found`) to one digest for each part.
+
+    Raises CheckpointError if the manifest or config cannot be read.
+    """
     if has_manifest:
         return ReadWeights(rank, {MANIFEST: bytes_digest(read_bytes(folder / MANIFEST))}, {})
     tensors: dict[str, dict[str, tuple[str, tuple[int, ...], str]]] = defaultdict(dict)
@@ -57,9 +60,9 @@ def read_parts(
 
 
 def agreed_weights(ranks: Sequence[ReadWeights]) -> str:
-    """Return the digest of the weights that all ranks of a unit read together.
+    """Return the digest of the weights that all ranks of a unit have read together.
 
-    Raise CheckpointError if two ranks read different ones. It names the part and both ranks.
+    Raises CheckpointError, with the part and both ranks, if two ranks read different ones.
     """
     first = ranks[0]
     holders: dict[str, ReadWeights] = {}

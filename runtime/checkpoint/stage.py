@@ -33,7 +33,10 @@ LOCK = f"{OWN}.lock"
 
 
 def stage(source: str, destination: Path, num_threads: int) -> None:
-    """Make `destination` a copy of the checkpoint at `source`. Raise CheckpointError and RuntimeFailure."""
+    """Make `destination` a copy of the checkpoint at `source`.
+
+    Raises CheckpointError if the source is wrong, and RuntimeFailure if the destination cannot be used.
+    """
     folder = resolve(source)
     shards = read_shards(folder)
     manifest = read_manifest(folder)
@@ -54,7 +57,10 @@ def stage(source: str, destination: Path, num_threads: int) -> None:
 
 
 def _list_files(folder: Path) -> dict[str, os.stat_result]:
-    """Return the source's files by name, without staging's own files. Raise CheckpointError."""
+    """Return name -> stat result of the source's files, without staging's own.
+
+    Raises CheckpointError if they cannot be read.
+    """
     try:
         paths = [path for path in sorted(folder.iterdir()) if not _is_own(path.name) and path.is_file()]
         return {path.name: path.stat() for path in paths}
@@ -67,7 +73,7 @@ def _is_own(name: str) -> bool:
 
 
 def _refuse_links_elsewhere(folder: Path, names: Sequence[str]) -> None:
-    """Refuse links that lead out of the checkpoint's folder. Raise CheckpointError.
+    """Raises CheckpointError for links that lead out of the checkpoint's folder.
 
     A link may stay in the folder or, in the layout of Hugging Face's cache, lead to `../../blobs`. Source: Hub
     documentation, "Hub Local Cache".
@@ -82,7 +88,7 @@ def _refuse_links_elsewhere(folder: Path, names: Sequence[str]) -> None:
 
 
 def _refuse_changed(shards: Sequence[Shard], files: Mapping[str, os.stat_result]) -> None:
-    """Refuse a checkpoint that has changed since its headers were read, a moment ago. Raise CheckpointError."""
+    """Raises CheckpointError if the checkpoint has changed since its headers were read, a moment ago."""
     for shard in shards:
         file = files.get(shard.path.name)
         if file is None:
@@ -93,7 +99,7 @@ def _refuse_changed(shards: Sequence[Shard], files: Mapping[str, os.stat_result]
 
 
 def _refuse_overlap(folder: Path, destination: Path) -> None:
-    """Refuse to copy a folder over itself, also through links or two mounts. Raise RuntimeFailure."""
+    """Raises RuntimeFailure if a folder would be copied over itself, also through links or two mounts."""
     if _is_inside(folder, destination) or _is_inside(destination, folder):
         where = "the same folder, or one is in the other"
         raise RuntimeFailure(f"{folder} and {destination} are {where}: name a folder elsewhere for the copy")
@@ -122,7 +128,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _identity(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, Any]:
-    """Return a record that distinguishes this source from one of the same sizes, without reading the files."""
+    """Return a record that tells this source from another one of the same sizes, without reading the files."""
     return {
         "files": {name: file.st_size for name, file in files.items()},
         "times": {name: file.st_mtime_ns for name, file in files.items()},
@@ -131,7 +137,10 @@ def _identity(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, An
 
 
 def _forget_other_sources(destination: Path, identity: Mapping[str, Any]) -> None:
-    """Remove the files of another source, and note the source of those to come. Raise RuntimeFailure."""
+    """Remove the files of another source, and record the source of those to come.
+
+    Raises RuntimeFailure if the folder has files that staging did not copy.
+    """
     known = _read_record(destination)
     if known == identity:
         return
@@ -149,7 +158,7 @@ def _forget_other_sources(destination: Path, identity: Mapping[str, Any]) -> Non
 
 
 def _read_record(destination: Path) -> dict[str, Any]:
-    """Return the record of staged files; an empty one if there is none. Raise RuntimeFailure for a foreign file."""
+    """Return the record of staged files; an empty one if there is none. Raises RuntimeFailure for a foreign file."""
     path = destination / STAGED
     if not os.path.lexists(path):
         return {"files": {}}
@@ -168,5 +177,5 @@ def _write_record(destination: Path, record: Mapping[str, Any]) -> None:
 
 
 def _size(path: Path) -> int | None:
-    """Return the size of a file, or None. A link is not counted, because staging never writes one."""
+    """Return the size of a file; None if it is missing or a link, since staging never writes one."""
     return path.stat().st_size if path.is_file() and not path.is_symlink() else None

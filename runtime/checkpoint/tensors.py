@@ -32,7 +32,7 @@ class StoredTensor:
 
     @property
     def path(self) -> Path:
-        """The file's name."""
+        """The path of the tensor's file."""
         return self.file.path
 
 
@@ -46,12 +46,12 @@ class Shard:
 
     @property
     def path(self) -> Path:
-        """The file's name."""
+        """The path of the file."""
         return self.file.path
 
     @property
     def num_bytes(self) -> int:
-        """The file's size, which its header promises."""
+        """The size that the file must have by its header."""
         return self.file.num_bytes
 
 
@@ -65,7 +65,9 @@ class _TensorEntry(msgspec.Struct):
 
 @contextmanager
 def open_shards(folder: Path) -> Iterator[list[Shard]]:
-    """Yield every file by its header, in the order of names. Check the header against the size. Raise CheckpointError.
+    """Yield the files of tensors, in the order of names.
+
+    Raises CheckpointError if a header does not fit its file's size.
 
     The files stay open, so tensors come from the same files as headers. At the end, no file may have changed.
     """
@@ -81,13 +83,16 @@ def open_shards(folder: Path) -> Iterator[list[Shard]]:
 
 
 def read_shards(folder: Path) -> list[Shard]:
-    """Return every file by its header, as `open_shards` does, and close it. Raise CheckpointError."""
+    """Return the files of tensors, as `open_shards` does, and close them.
+
+    Raises CheckpointError if a header is wrong.
+    """
     with open_shards(folder) as shards:
         return shards
 
 
 def index_tensors(shards: Sequence[Shard]) -> dict[str, StoredTensor]:
-    """Return every tensor by its name. Raise CheckpointError."""
+    """Return name -> tensor. Raises CheckpointError if two files have a tensor of the same name."""
     index: dict[str, StoredTensor] = {}
     for shard in shards:
         for name, tensor in shard.tensors.items():
@@ -99,7 +104,7 @@ def index_tensors(shards: Sequence[Shard]) -> dict[str, StoredTensor]:
 
 
 def refuse_holes(shards: Sequence[Shard]) -> None:
-    """Refuse a file with a hole: it was created in full length and never filled. Raise CheckpointError."""
+    """Raises CheckpointError for a file with a hole: it was created in full length and never filled."""
     for shard in shards:
         hole = shard.file.first_hole()
         if hole < shard.num_bytes:
@@ -161,7 +166,7 @@ def _read_shard(file: OpenFile) -> Shard:
 
 
 def _read_header(file: OpenFile) -> bytes:
-    """Return the JSON header. Raise CheckpointError if the file ends before it."""
+    """Return the JSON header. Raises CheckpointError if the file ends before it."""
     size = file.num_bytes
     length = bytearray(min(LENGTH_BYTES, size))
     file.read_into(length, 0)
@@ -179,7 +184,7 @@ def _stored_tensor(file: OpenFile, data: int, entry: _TensorEntry) -> StoredTens
 
 
 def _check_offsets(path: Path, entries: dict[str, _TensorEntry]) -> None:
-    """Check that tensors follow each other without gaps, from 0 on.
+    """Raises CheckpointError unless tensors follow each other without gaps, from 0 on.
 
     This rule of the format keeps a tensor from being read as another.
     """

@@ -24,14 +24,22 @@ OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")  # keys
 
 @dataclass(frozen=True)
 class TextModel:
-    """The text model's config, and the prefix of its tensors' names, which is "" if there is only a text model."""
+    """The text model's config, and the prefix of its tensors' names.
+
+    The prefix is empty for a checkpoint without encoders.
+    """
 
     config: dict[str, Any]
     prefix: str
 
 
 def read_text_model(folder: Path) -> TextModel:
-    """Read `config.json`. Raise CheckpointError if it is multimodal and has no text model."""
+    """Read `config.json`.
+
+    For a multimodal model, take `text_config`, the keys beside it, and the prefix of its tensors.
+
+    Raises CheckpointError if it is multimodal and has no text model.
+    """
     path = folder / "config.json"
     whole = read_json(path)
     model_type = whole.get("model_type")

@@ -24,7 +24,7 @@ class Complaints:
         self._num_lines = 0  # logged since `_began`
 
     def __call__(self, sentence: str) -> None:
-        """Log the sentence, or only count it after too many in a minute. A later line says how many were left out."""
+        """Log the sentence. After too many in a minute, only count it: a later line says how many were left out."""
         now = self._clock()
         if now - self._began >= PERIOD_S:
             if self._num_lines > MAX_LINES:

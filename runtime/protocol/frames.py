@@ -47,13 +47,13 @@ Read = TypeVar("Read")
 
 
 def encode_frame(message: msgspec.Struct, payload_bytes: int = 0) -> bytes:
-    """Return the frame up to its payload, which the caller writes right after it."""
+    """Return a frame without its payload, which the caller writes right after it."""
     header = msgspec.json.encode(message)
     return _PREFIX.pack(MAGIC, VERSION, 0, len(header), payload_bytes) + header
 
 
 class FrameReader(Generic[Message]):
-    """Reads frames of one set of messages from a stream, refusing payloads over `max_payload_bytes`."""
+    """Reads frames of one set of messages from a stream. Payloads over `max_payload_bytes` are refused."""
 
     def __init__(
         self, stream: asyncio.StreamReader, messages: type[Message] | UnionType, max_payload_bytes: int = 0
@@ -64,7 +64,10 @@ class FrameReader(Generic[Message]):
         self._buffer = bytearray()  # received, not read yet
 
     async def read(self) -> tuple[Message, bytearray] | None:
-        """Return the next message and its payload; None when the peer closed between frames. Raise WireError."""
+        """Return the next message and its payload; None if the peer closed between frames.
+
+        Raises WireError if the peer breaks the protocol or closes within a frame.
+        """
         head = await self.read_header()
         return None if head is None else (head[0], await self.read_payload(head[1]))
 
@@ -78,7 +81,7 @@ class FrameReader(Generic[Message]):
         return self._take_header(max_bytes) or await _read_within_timeout(self._read_rest_of_header(max_bytes))
 
     def read_buffered(self) -> Message | None:
-        """Return the next message if all of it has come, without waiting; else None. It has no payload.
+        """Return the next message if all of it has come; None otherwise. Never waits. The message has no payload.
 
         A reader of thousands of small frames a second reads those that came together without a wait for each.
         """
@@ -89,7 +92,7 @@ class FrameReader(Generic[Message]):
     async def read_first(self, name: str, timeout_s: float) -> Message:
         """Read the message that begins a connection. It is short and has no payload.
 
-        Raise WireError with its `name` if it does not come in time.
+        Raises WireError if it does not come in time; the error calls it `name`.
         """
         assert self._max_payload_bytes == 0
         try:
@@ -102,13 +105,13 @@ class FrameReader(Generic[Message]):
         return head[0]
 
     async def read_payload(self, num_bytes: int) -> bytearray:
-        """Read the payload into memory of its own."""
+        """Read the payload into new memory."""
         payload = bytearray(num_bytes)
         await self.read_payload_into(memoryview(payload))
         return payload
 
     async def read_payload_into(self, payload: memoryview) -> None:
-        """Read the payload piece by piece into its final place, because gigabytes must not be in memory twice."""
+        """Read the payload piece by piece into its final place, so that gigabytes are not in memory twice."""
         await _read_within_timeout(self._fill(payload))
 
     async def _read_rest_of_header(self, max_bytes: int) -> tuple[Message, int]:

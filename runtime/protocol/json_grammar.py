@@ -44,14 +44,14 @@ def is_installed() -> bool:
 
 
 def explain_unread_schema(schema: str) -> str | None:
-    """Return why this schema must not even be parsed, or None. This is quick enough for an event loop."""
+    """Return why this schema must not even be parsed; None if it may. Quick enough for an event loop."""
     if not is_installed():
         return MISSING
     return f"its schema is over {MAX_SCHEMA_BYTES:,} bytes" if len(schema.encode()) > MAX_SCHEMA_BYTES else None
 
 
 def explain_schema_refusal(schema: str) -> str | None:
-    """Return why answers cannot be constrained to this schema, or None. The library may take seconds."""
+    """Return why answers cannot be constrained to this schema; None if they can. The library may take seconds."""
     reason = explain_unread_schema(schema) or _explain_over_limits(schema)
     if reason is not None:
         return reason
@@ -65,14 +65,17 @@ def explain_schema_refusal(schema: str) -> str | None:
 
 
 def json_matcher(tokenizer: "llguidance.LLTokenizer", schema: str) -> "llguidance.LLMatcher":
-    """Return a matcher, which follows an answer and says which tokens may come next. `get_error` returns its error."""
+    """Return a matcher that follows an answer and knows which tokens may come next. `get_error` returns its error."""
     import llguidance
 
     return llguidance.LLMatcher(tokenizer, _grammar(schema), log_level=0)
 
 
 def read_vocabulary(file: Path, vocab_size: int, end_of_text: int | None) -> "llguidance.LLTokenizer":
-    """Read a tokenizer.json for matchers, which takes seconds for 129,280 tokens. Raise the library's errors."""
+    """Read a tokenizer.json for matchers, which takes seconds for 129,280 tokens.
+
+    Raises the library's errors if it cannot read the file.
+    """
     import llguidance
 
     return llguidance.LLTokenizer(str(file), n_vocab=vocab_size, eos_token=end_of_text)
@@ -85,7 +88,7 @@ def _grammar(schema: str) -> str:
 
 
 def _explain_over_limits(schema: str) -> str | None:
-    """Return why no grammar may be made of this schema, or None. This takes tens of milliseconds at most."""
+    """Return why no grammar may be made of this schema; None if one may. Takes tens of milliseconds at most."""
     try:
         num_remainders = _num_remainders(msgspec.json.decode(schema))
     except (msgspec.DecodeError, RecursionError) as error:
@@ -96,7 +99,7 @@ def _explain_over_limits(schema: str) -> str | None:
 
 
 def _num_remainders(schema: Any) -> int:
-    """Return about how many remainders the schema's `multipleOf` have together.
+    """Return roughly how many remainders the schema's `multipleOf` have together.
 
     A multiple of 7 has seven remainders, of 0.25 twenty-five. If several parts of the schema may apply to one number,
     the number may have to be a multiple of all values, so their least common multiple counts.
@@ -107,8 +110,8 @@ def _num_remainders(schema: Any) -> int:
     if not values:
         return 0
     if any(_holds_several(node) for node in nodes):
-        return _coefficient(values) * len(values)
-    return sum(_coefficient([value]) for value in values)
+        return _lcm_without_tens(values) * len(values)
+    return sum(_lcm_without_tens([value]) for value in values)
 
 
 def _objects(schema: Any) -> Iterator[dict[str, Any]]:
@@ -137,10 +140,10 @@ def _holds_several(node: dict[str, Any]) -> bool:
     )
 
 
-def _coefficient(values: list[Decimal]) -> int:
-    """Return the least common multiple of the values, without its powers of ten, which the digits show.
+def _lcm_without_tens(values: list[Decimal]) -> int:
+    """Return the least common multiple of the values, without its factors of ten: the decimal digits cover those.
 
-    If it is over MAX_REMAINDERS, return any such number: the exact one could take seconds.
+    If it is over MAX_REMAINDERS, return some number over MAX_REMAINDERS, since the exact one could take seconds.
     """
     twos, fives, rest = [], [], 1
     for value in set(values):
@@ -160,7 +163,7 @@ def _coefficient(values: list[Decimal]) -> int:
 
 
 def _divide_out(number: int, prime: int) -> tuple[int, int]:
-    """Return how often the prime divides the number, and the quotient after that."""
+    """Return how often the prime divides the number, and what is left of the number then."""
     times = 0
     while number % prime == 0:
         number //= prime

@@ -71,7 +71,7 @@ TENANT_DIGITS = 16  # of a salt, hexadecimal; prompts whose salts begin alike sh
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The way to draw the next token. Temperature 0 is greedy; `stop_ids` end the text (eos), and are not part of it.
+    """How to draw the next token. Temperature 0 is greedy; `stop_ids` end the text (eos), and are not part of it.
 
     `top_k` 0 keeps all tokens. Two penalties are subtracted from the logits of generated tokens: the frequency penalty
     once for each occurrence, the presence penalty once. The repetition penalty (1: none) counts the prompt's tokens
@@ -97,18 +97,18 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The natural logarithm of a token's probability, and of the likeliest tokens' in its place, best first."""
+    """The natural logarithm of a token's probability, and those of the likeliest tokens in its place, best first."""
 
     chosen: float
     best: list[tuple[int, float]]
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=str.lower):
-    """A message on the wire; its tag is its lower-case name, unless it says another."""
+    """A message on the wire. Its tag is its class's lower-case name, unless the class gives another."""
 
 
 class Hello(_Message):
-    """A rank presents itself. `kv_host` is None unless it is a decode rank, where KV comes in.
+    """A rank introduces itself. `kv_host` is None unless it is a decode rank, which receives KV there.
 
     `for_node` is the planned node that this node, a spare, replaces. When the rank has loaded, it sends Hello again if
     it has digests to compare. Only `kv_digest` differs then: it covers the plan and, if the plan names no weights, the
@@ -157,16 +157,16 @@ class Moved(_Message):
 
 
 class State(_Message):
-    """The rank's own state. The unit is ready when all its ranks are. `loaded` is the loaded part of the tensors."""
+    """The rank's own state. The unit is ready when all its ranks are. `loaded` is the loaded share of its tensors."""
 
     state: RankState
     loaded: float = 1.0
 
 
 class Load(_Message):
-    """A rank's present work, for all gateways together.
+    """A rank's present work, over all gateways.
 
-    Of its `num_requests`, `num_waiting` are outside the cache. `prompt_tokens` are not computed yet, and core attention
+    `num_waiting` of its `num_requests` are outside the cache. `prompt_tokens` are not computed yet, and core attention
     will form `attention_pairs` for them. `kv_tokens` counts the tokens of all requests so far, each request's in whole
     pages. `arrived` are the requests that no earlier Load on this connection included.
     """
@@ -180,7 +180,7 @@ class Load(_Message):
 
 
 class StepTime(_Message):
-    """The recent time of a rank's own work in a step, without its waits for peers."""
+    """The recent time of a rank's own work in a step, without its waits for peers, in microseconds."""
 
     own_us: Amount
 
@@ -206,7 +206,10 @@ class PrefixHit(_Message):
 
 
 class Failed(_Message):
-    """The request ended without an answer. If it `may_retry`, the fault is the rank's, and another may answer it."""
+    """The request ended without an answer.
+
+    If it `may_retry`, the fault is the rank's, and another rank may answer it.
+    """
 
     request_id: str
     reason: str
@@ -232,7 +235,7 @@ class Prefill(_Message):
 
 
 class Expect(_Message):
-    """Take this request's KV, once, from the peer that presents the ticket."""
+    """Accept this request's KV, once, from the peer that shows the ticket."""
 
     request_id: str
     ticket: str
@@ -271,7 +274,7 @@ class Dismissed(_Message):
 
 
 class Rejected(_Message):
-    """The process that was called refuses this rank or node, and would refuse it again."""
+    """The called process refuses this rank or node, and would refuse it again."""
 
     reason: str
 
@@ -279,8 +282,9 @@ class Rejected(_Message):
 class Offer(_Message):
     """A request's KV comes next: latents of `shape` `[num_layers, num_cached, latent_dim]`.
 
-    The payload lets the decode rank find what it has of them: the root of the chain of block names, then the names of
-    the whole blocks before the last cached token. Without a payload the request shares nothing.
+    By the payload the decode rank finds what it has of them: the root of the chain of block hashes, then the hashes of
+    the
+    whole blocks before the last cached token. Without a payload the request shares nothing.
     """
 
     request_id: str
@@ -304,10 +308,11 @@ class Piece(_Message):
 
 
 class Proceed(_Message):
-    """The decode rank takes an offer, and has the latents of its tokens before `start`: the others are to be sent.
+    """The decode rank takes an offer, and has the latents of its tokens before `start`. The others are to be sent.
 
-    With an `address`, a prefill rank on the same machine may write them there, all layers of those tokens. `agent` says
-    how to reach that memory, as NIXL describes it, in base64. Otherwise the pieces bring them.
+    With an `address`, a prefill rank on the same machine may write the latents there, all layers of those tokens.
+    `agent` is
+    NIXL's description of that memory, in base64. Otherwise Pieces bring the latents.
     """
 
     request_id: str
@@ -358,7 +363,7 @@ class PlaceInUnit(_Message, tag="place"):
 
 
 class Wait(_Message):
-    """Sent to a node: there is no place now. Sent to a rank: it gets no work, because of the weights that it loaded."""
+    """To a node: there is no place now. To a rank: it gets no work, because of the weights that it loaded."""
 
     reason: str
 

@@ -43,7 +43,7 @@ def serve_metrics(
     is_ready: Callable[[], bool] = lambda: True,
     is_moving: Callable[[], bool] = lambda: True,
 ) -> Iterator[None]:
-    """Serve `registry` on a thread of its own. Raise RuntimeFailure when the port is not available."""
+    """Serve `registry` on a thread of its own, while the context lasts. Raises RuntimeFailure if the port is taken."""
     try:
         server_class = _Server if check_address(address) == 4 else _Ipv6Server
         server = make_server(
@@ -88,7 +88,10 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*arguments)
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. If no descriptor is left for it, pause: it stays pending, and the server would spin."""
+        """Accept a connection.
+
+        If no descriptor is left for it, pause: it stays pending, and the server would spin otherwise.
+        """
         try:
             return super().get_request()
         except OSError:

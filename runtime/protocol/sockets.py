@@ -24,7 +24,7 @@ MAX_UNREAD_BYTES = 256 * 2**20  # assumed: enough for 250 prompts of 128k tokens
 
 
 def listen(address: str, port: int, purpose: str) -> socket.socket:
-    """Return a socket that listens on the IP `address` only. Raise RuntimeFailure."""
+    """Return a socket that listens on the IP `address` only. Raises RuntimeFailure if it cannot."""
     version = check_address(address)
     listener = socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart need not wait for old connections
@@ -38,14 +38,17 @@ def listen(address: str, port: int, purpose: str) -> socket.socket:
 
 
 def look_up(name: str, own_address: str) -> str:
-    """Return the IP address of `name`, of the version that `own_address` has. Raise gaierror."""
+    """Return the IP address of `name`, of the same version as `own_address`.
+
+    Raises gaierror if it cannot be resolved.
+    """
     family = socket.AF_INET if ipaddress.ip_address(own_address).version == 4 else socket.AF_INET6
     (*_, (address, *_)), *_ = socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)
     return str(ipaddress.ip_address(address))
 
 
 def detect_vanished_peer(writer: asyncio.StreamWriter) -> None:
-    """Make the connection fail when the peer is silent for `VANISHED_AFTER_S`, idle or sending (tcp(7))."""
+    """Make the connection fail once its peer has been silent for `VANISHED_AFTER_S`, idle or sending (tcp(7))."""
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -64,7 +67,7 @@ def is_local(writer: asyncio.StreamWriter) -> bool:
 
 
 def is_connected(writer: asyncio.StreamWriter) -> bool:
-    """Return whether neither end has closed the connection, whatever is left to read."""
+    """Return whether neither end has closed the connection. Unread data does not matter."""
     connection = writer.get_extra_info("socket")
     if connection.fileno() < 0:
         return False
@@ -89,7 +92,7 @@ def write_or_hang_up(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 def check_address(address: str) -> int:
-    """Return the IP version of an address that a process may bind. Raise RuntimeFailure for names and wildcards."""
+    """Return the IP version of an address that a process may bind. Raises RuntimeFailure for names and wildcards."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

@@ -35,14 +35,14 @@ _Stamps = tuple[tuple[int, int], ...]
 
 
 class Impostor(WireError):
-    """The other end has a valid certificate of another identity."""
+    """The other end's certificate is valid, but of another identity."""
 
 
 class Credentials:
-    """The certificate, key and authority of one process, as they are in `folder` now."""
+    """The certificate, key and authority of one process, as they are now in `folder`."""
 
     def __init__(self, folder: Path, side: Literal["server", "client"]) -> None:
-        """Read the files. Raise RuntimeFailure when that is impossible."""
+        """Read the files. Raises RuntimeFailure if they cannot be used."""
         self._folder, self._side = folder, side
         try:
             self._stamps, self._context = self._look(), self._read()
@@ -51,7 +51,10 @@ class Credentials:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """The TLS context for a new connection. Unreadable or half-renewed files change nothing yet."""
+        """The TLS context for a new connection.
+
+        While renewed files are unreadable or incomplete, it is the earlier one.
+        """
         try:
             seen = self._look()
             if seen != self._stamps:
@@ -86,7 +89,10 @@ class Trust:
 
 
 async def call(host: str, port: int, trust: Trust | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect. With a `trust`, check the other end's identity. Raise OSError or Impostor."""
+    """Connect. With a `trust`, check the other end's identity.
+
+    Raises OSError if there is no connection, else Impostor.
+    """
     if trust is None:
         return await asyncio.open_connection(host, port)
     reader, writer = await asyncio.open_connection(
@@ -106,7 +112,7 @@ def identity(writer: asyncio.StreamWriter) -> str | None:
 
 
 def seconds_valid(writer: asyncio.StreamWriter) -> float | None:
-    """Return for how long the other end's certificate is still valid; None if there is no TLS."""
+    """Return for how many seconds the other end's certificate is still valid; None without TLS."""
     certificate = writer.get_extra_info("peercert")
     return ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time() if certificate else None
 

@@ -26,7 +26,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class ChildDied(RuntimeFailure):
-    """A child ended before it was asked to. `is_echo` is true if it ended only because it lost a peer."""
+    """A child ended before it was asked to.
+
+    `is_echo`: only because it lost a peer, so another child's death is the cause.
+    """
 
     def __init__(self, sentence: str, is_echo: bool) -> None:
         super().__init__(sentence)
@@ -97,7 +100,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def _find_cause(children: Sequence[Child], dead: list[Child]) -> Child:
-    """Return the child whose death caused the others', after a short wait for it."""
+    """Return the child whose death caused the others'. It may be seen a little later, so wait for it briefly."""
     deadline = time.monotonic() + CAUSE_GRACE_S
     while all(child.process.returncode == PEER_LOST for child in dead) and time.monotonic() < deadline:
         time.sleep(POLL_S)

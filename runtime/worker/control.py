@@ -41,7 +41,10 @@ def last_standing(launch: UnitLaunch, folder: Path | None) -> Standing:
 
 
 def listen_in(folder: Path, unit: str) -> socket.socket:
-    """Return a socket that listens at `folder`/`unit`.epoch, however long the path is. Raise RuntimeFailure."""
+    """Return a socket that listens at `folder`/`unit`.epoch, however long the path is.
+
+    Raises RuntimeFailure if it cannot.
+    """
     listener, name = socket.socket(socket.AF_UNIX), f"{unit}.epoch"
     try:
         here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

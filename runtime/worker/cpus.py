@@ -23,7 +23,7 @@ THREADS = "OMP_NUM_THREADS"
 def thread_environment(num_processes: int) -> dict[str, str]:
     """Return the environment variables that divide this process's CPUs among `num_processes`.
 
-    A number of threads that the user has set stays.
+    A number of threads that the user has set is kept.
     """
     if os.environ.get(THREADS):
         return {}
@@ -52,7 +52,7 @@ def _control_groups(root: Path) -> Iterator[Path]:
 
 
 def _read_quota(folder: Path) -> float | None:
-    """Return the number of CPUs in the folder's quota, or None if there is no limit."""
+    """Return the number of CPUs in the folder's quota; None if there is no limit."""
     quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
     if not quota:
         quota, period = (_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
@@ -61,7 +61,7 @@ def _read_quota(folder: Path) -> float | None:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file, or "" if there is none, as outside Linux or in a container that hides it."""
+    """Return the text of a file; empty if there is none, as outside Linux or in a container that hides it."""
     try:
         return path.read_text()
     except OSError:

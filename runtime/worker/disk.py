@@ -18,7 +18,7 @@ FLUSH_S = 3.0  # assumed: a part of the drain; nodes that leave together end wit
 
 
 def open_disk(limits: Limits, block_digest: bytes, host: HostTier | None, who: str) -> DiskTier | None:
-    """Return the disk tier behind `host`, or None if the launch file has none; `who` names this rank in the log."""
+    """Return the disk tier behind `host`; None if the launch file has none. `who` names this rank in the log."""
     if limits.disk is None:
         return None
     assert host is not None  # the launch file was checked
@@ -37,7 +37,7 @@ def open_disk(limits: Limits, block_digest: bytes, host: HostTier | None, who: s
 
 
 def close_disk(disk: DiskTier | None) -> None:
-    """Write queued blocks for `FLUSH_S` at most, after the rank's last request, and close the tier."""
+    """After the rank's last request, write queued blocks for at most `FLUSH_S`, and close the tier."""
     if disk is not None:
         disk.flush(FLUSH_S)
         disk.close()

@@ -57,7 +57,7 @@ class Drain:
             rank.process.terminate()
 
     def check(self) -> None:
-        """Raise PeerLost if the unit has lost a node for good, so that waiting is useless. Call this now and then."""
+        """Raises PeerLost if the unit has lost a node for good, so that draining is useless. Call this now and then."""
         if self._is_whole():
             self._last_whole = self._now()
         elif self._has_begun and self._now() - self._last_whole >= BROKEN_S:

@@ -53,7 +53,7 @@ RETRY_OTHER_S = 5.0  # assumed: soon enough in an upgrade, and not many lines in
 
 @dataclass(frozen=True)
 class GatewayAddress:
-    """The gateways' host, or several hosts separated by commas; their port; the identity to be proven, if any."""
+    """Where gateways are: their hosts, separated by commas, their port, and the identity to be proven, if any."""
 
     host: str
     port: int
@@ -61,7 +61,7 @@ class GatewayAddress:
 
 
 class Refused(RuntimeFailure):
-    """A gateway refuses this rank for good, so that calling again is of no use."""
+    """A gateway refuses this rank for good, so that calling again is useless."""
 
 
 class GatewayLink:
@@ -105,17 +105,17 @@ class GatewayLink:
             await asyncio.sleep(pause_s)
 
     def say_state(self, state: State) -> None:
-        """Send the state now, and again on every later connection."""
+        """Send the rank's state now, and again on every later connection."""
         self._state = state
         self.send(state)
 
     def say_hello_again(self, loaded: Hello) -> None:
-        """Send what this rank has loaded now, and again on every later connection."""
+        """Send a Hello with what this rank has loaded, now and again on every later connection."""
         self._loaded_hello = loaded
         self._say_loaded_hello()
 
     def say_load(self, load: Load) -> None:
-        """Send the load now, and again on every later connection, then without new requests."""
+        """Send the load now. On later connections it is sent again, without the ids of new requests."""
         self._load = msgspec.structs.replace(load, arrived=[])
         self.send(load)
 
@@ -204,6 +204,9 @@ class GatewayLink:
 
 
 def complain(why: str) -> bool:
-    """Log why the rank waits for another gateway, or for a renewed certificate. Return True: it has complained."""
+    """Log why the rank waits for another gateway or for a renewed certificate.
+
+    Return True, so that it is logged only once.
+    """
     print(f"tidemill: waiting for another gateway: {why}", file=sys.stderr, flush=True)
     return True

@@ -64,7 +64,7 @@ class GatewayLinks:
 
     @property
     def is_dismissed(self) -> bool:
-        """True if this draining rank owes no connected gateway an answer."""
+        """True if this draining rank owes no answer to a connected gateway."""
         return all(link.is_dismissed for link in list(self._links.values()) if link.is_connected)
 
     @property
@@ -81,19 +81,19 @@ class GatewayLinks:
             await asyncio.sleep(LOOK_S if are_up else RETRY_S)
 
     def say_state(self, state: State) -> None:
-        """Send every gateway this rank's state; a gateway that comes later gets it then."""
+        """Send this rank's state to every gateway. A gateway that comes later gets it then."""
         self._state = state
         for link in self._links.values():
             link.say_state(state)
 
     def say_hello_again(self, loaded: Hello) -> None:
-        """Send every gateway what this rank has loaded; a gateway that comes later gets it then."""
+        """Send what this rank has loaded to every gateway. A gateway that comes later gets it then."""
         self._loaded_hello = loaded
         for link in self._links.values():
             link.say_hello_again(loaded)
 
     def say_load(self, load: Load) -> None:
-        """Send every gateway this rank's load; a gateway that comes later gets it then."""
+        """Send this rank's load to every gateway. A gateway that comes later gets it then."""
         self._load = load
         for link in self._links.values():
             link.say_load(load)
@@ -147,7 +147,7 @@ class GatewayLinks:
             self._refused.discard(address)
 
     async def _look_up_addresses(self) -> set[str]:
-        """Return the addresses of all gateways' names; if a name cannot be resolved now, keep all earlier addresses."""
+        """Return the addresses of all gateways. If a name cannot be resolved now, return the earlier addresses too."""
         found: set[str] = set()
         for name in self._gateway.host.split(","):
             try:

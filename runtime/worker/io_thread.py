@@ -51,7 +51,7 @@ Inbox = queue.SimpleQueue[Any]  # messages for the phase, or the exception that 
 
 
 class Calls:
-    """Queues calls from any thread to an event loop, which makes them in the same order."""
+    """Takes calls from any thread to an event loop, which makes them in the same order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -59,7 +59,7 @@ class Calls:
         self._is_woken = False
 
     def call_soon(self, call: Callable[..., object], *arguments: object) -> None:
-        """Let the loop make this call soon."""
+        """Let the event loop make this call soon."""
         self._waiting.append((call, arguments))
         if not self._is_woken:  # read after the call is queued; `_make` clears it before it looks for calls
             self._is_woken = True
@@ -103,7 +103,7 @@ class Network:
         self._soon(self._start, listen)
 
     def open_control(self, listener: socket.socket, serve: Serve) -> None:
-        """Take documents of epochs on `listener`."""
+        """Receive documents of epochs on `listener`."""
 
         async def listen() -> None:
             await asyncio.start_unix_server(serve, sock=listener, limit=MAX_DOCUMENT_BYTES)
@@ -111,45 +111,48 @@ class Network:
         self._soon(self._start, listen)
 
     def check(self) -> None:
-        """Raise the error that ended this thread, such as a gateway's refusal. The step loop finds it in the inbox."""
+        """Raises the error that ended this thread, such as a gateway's refusal.
+
+        The step loop also finds it in its inbox.
+        """
         if self._failure is not None:
             raise self._failure
 
     def say_state(self, state: RankState) -> None:
-        """Tell the gateways this rank's state. A refused rank is not ready."""
+        """Send this rank's state to the gateways. A refused rank never reports that it is ready."""
         self._soon(self._say_state, state)
 
     def say_hello_again(self, loaded: Hello) -> None:
-        """Tell the gateways what this rank has loaded."""
+        """Send what this rank has loaded to the gateways."""
         self._soon(self._links.say_hello_again, loaded)
 
     def repeat_state(self) -> None:
-        """Tell the gateways that the steps of this rank go on."""
+        """Send the state again, as a sign that this rank's steps go on."""
         self._soon(self._links.repeat_state)
 
     def say_load(self, load: Load) -> None:
-        """Tell the gateways this rank's load."""
+        """Send this rank's load to the gateways."""
         self._soon(self._links.say_load, load)
 
     def say_step_time(self, time: StepTime) -> None:
-        """Tell the gateways how long steps take."""
+        """Send the time of this rank's own work in a step to the gateways."""
         self._soon(self._links.say_to_all, time)
 
     def say_loaded(self, loaded: float) -> None:
-        """Tell the gateways which part of this rank's tensors is loaded, from 0 to 1. A refused rank stops loading."""
+        """Send the loaded share of this rank's tensors, from 0 to 1, to the gateways. A refused rank stops loading."""
         self.check()
         self._soon(self._links.say_state, State("loading", loaded))
 
     def say_draining(self) -> None:
-        """Tell the gateways that this rank takes no new requests."""
+        """Report to the gateways that this rank takes no new requests."""
         self.say_state("draining")
 
     def is_dismissed(self) -> bool:
-        """Return whether this draining rank owes no connected gateway an answer."""
+        """Return whether this draining rank owes no answer to a connected gateway."""
         return self._links.is_dismissed
 
     def is_handing_over(self) -> bool:
-        """Return whether a handover is on its way."""
+        """Return whether a request's KV is on its way to a decode rank."""
         return self._transfers.are_under_way
 
     def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
@@ -159,7 +162,8 @@ class Network:
     def open_transfer(self, host: str, port: int, offer: Offer, link: HostLink, chain: bytes = b"") -> RankTransfer:
         """Return a transfer that takes a request's KV to a decode rank, from the first layer on.
 
-        `chain` is the offer's payload. If the transfer fails, the request fails and the gateway is told. An Abort ends
+        `chain` is the offer's payload. If the transfer fails, the request fails and its gateway gets the reason. An
+        Abort ends
         the transfer.
         """
         return RankTransfer(self._transfers, (host, port), offer, link, chain)
@@ -189,7 +193,7 @@ class Network:
         self._say_state(self._state)
 
     def _transfer_failed(self, request_id: str, reason: str) -> None:
-        """Tell the gateway that a request's transfer failed, so that other ranks continue it, and drop it here."""
+        """Report to the gateway that a request's transfer failed, so that other ranks continue it, and drop it here."""
         self._links.say(Failed(request_id, reason, may_retry=True))
         self._inbox.put(Abort(request_id))
 

@@ -13,10 +13,10 @@ __all__ = ["Leaving", "RankNetwork"]
 
 
 class RankNetwork(Protocol):
-    """The functions of a rank's network that leaving needs."""
+    """The part of a rank's network that leaving needs."""
 
     def say_draining(self) -> None:
-        """Tell the gateways that this rank takes no new requests."""
+        """Report to the gateways that this rank takes no new requests."""
 
     def is_dismissed(self) -> bool:
         """Return whether no connected gateway waits for an answer from this rank."""
@@ -26,7 +26,7 @@ class RankNetwork(Protocol):
 
 
 class Leaving:
-    """One rank's part in the end of its unit."""
+    """How one rank takes part in the end of its unit."""
 
     def __init__(self, network: RankNetwork) -> None:
         self._network = network
@@ -38,7 +38,7 @@ class Leaving:
         self.has_begun = True
 
     def tell_gateways(self) -> None:
-        """Say once that this rank is draining."""
+        """Report once to the gateways that this rank is draining."""
         if not self._is_told:
             self._is_told = True
             self._network.say_draining()

@@ -31,7 +31,7 @@ RETRY_S = 0.5
 
 
 class Membership:
-    """One node's place in its unit. Its connection is on a thread of its own."""
+    """One node's place in its unit. Its connection to the leader is on a thread of its own."""
 
     def __init__(self, launch: UnitLaunch, node: str, address: str, leader: str) -> None:
         self._launch, self._leader = launch, leader
@@ -44,7 +44,10 @@ class Membership:
         self._keeping_up: Future[None] | None = None  # kept here, because asyncio has only weak references to tasks
 
     def join(self) -> int:
-        """Wait until the leader has given this node a place, and return it. Raises RuntimeFailure."""
+        """Wait until the leader has given this node a place, and return its number.
+
+        Raises RuntimeFailure if the leader gives none, or none within `JOIN_TIMEOUT_S`.
+        """
         listener = listen(self._claim.address, self._launch.ports.places, "where the unit's nodes meet")
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="membership", daemon=True).start()
@@ -57,14 +60,16 @@ class Membership:
         return self._place
 
     def check(self) -> None:
-        """Raises PeerLost if another node has the place now, or raise the error that ended this thread."""
+        """Raises PeerLost if another node has the place now, or the error that ended this object's thread."""
         while not self._news.empty():
             place = _place(self._news.get())
             if place != self._place:
                 raise PeerLost(f"this node's ranks have place {self._place}, and the unit's leader gives it {place}")
 
     def is_whole(self) -> bool:
-        """Return whether the unit has all its nodes. The leader sees all nodes, every other node sees the leader.
+        """Return whether the unit has all its nodes.
+
+        The leader sees all nodes, every other node sees only the leader.
 
         A node is gone as soon as its process ends, or `VANISHED_AFTER_S` after its machine or network fails. A long
         step of its ranks does not matter. Read from any thread.
@@ -113,7 +118,7 @@ class Membership:
                 raise RuntimeFailure(f"the unit's leader refuses this node: {reason}")
 
     def _complain(self, sentence: str) -> None:
-        """Log a sentence once, and only before the ranks start, which then log problems themselves."""
+        """Log a sentence once, and only before the ranks start: after that they log problems themselves."""
         if self._place is None and sentence != self._said:
             print(f"tidemill: {sentence}", file=sys.stderr, flush=True)
         self._said = sentence

@@ -24,10 +24,12 @@ __all__ = ["run_node"]
 def run_node(
     launch: UnitLaunch, launch_path: Path, node: str, membership: Membership, addresses: list[str], drain_s: float
 ) -> None:
-    """Run this node's ranks until one ends. `addresses` are the flags that each rank gets. Raise RuntimeFailure.
+    """Run this node's ranks until one ends. `addresses` are the flags that each rank gets.
 
     On SIGTERM the ranks answer their requests, for `drain_s` at most, then node and ranks end. The handler is installed
-    even without a drain, because the kernel ignores signals to a pod's first process that has none.
+    even without a drain, because the kernel ignores signals to a pod's first process that has none. Raises
+    RuntimeFailure
+    if a rank fails.
     """
     signal.signal(signal.SIGTERM, end_at_once)
     _require_a_place(launch, node)

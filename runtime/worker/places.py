@@ -33,7 +33,10 @@ CLAIM_TIMEOUT_S = 5.0
 def give_places(
     planned: Sequence[str], spares: Sequence[str], here: Collection[str], given: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return node -> place for connected nodes (`here`) that get one. A node keeps the place that it was `given`."""
+    """Return node -> place for the connected nodes (`here`) that get a place.
+
+    A node keeps the place that it was `given`.
+    """
     places = {node: place for node, place in given.items() if node in here}
     for place, node in enumerate(planned):
         if node in here and place not in places.values():
@@ -98,7 +101,10 @@ class Roll:
                 self._tell()
 
     def _refusal(self, claim: Claim, writer: asyncio.StreamWriter) -> FromLeader | None:
-        """Return Wait or, if the unit has no place for such a node, Rejected; None if `claim` is accepted."""
+        """Return the answer to a claim that is not accepted: Wait, or Rejected if the unit can have no such node.
+
+        Else None.
+        """
         launch = self._launch
         if not self.is_leaders:
             return Wait("who was called does not lead the unit")
@@ -126,7 +132,7 @@ class Roll:
         return member
 
     def _tell(self) -> None:
-        """Assign places anew, and send an answer to each node whose answer has changed."""
+        """Assign places anew, and send each node its answer if that has changed."""
         planned, spares = self._launch.places, self._launch.spares
         self._places = give_places(planned, spares, self._members.keys(), self._places)
         for node, member in self._members.items():

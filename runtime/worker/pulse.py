@@ -31,7 +31,7 @@ class _RepeatedCall:
 
 
 class Pulse:
-    """Shows whether a rank's main thread moves; the thread of its metrics port reads it."""
+    """Shows whether a rank's main thread moves. The thread of its metrics port reads it."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -41,15 +41,15 @@ class Pulse:
         self.num_turns = 0
 
     def repeat(self, tell: Callable[[], None], period_s: float = TELL_S) -> None:
-        """Let the step loop call `tell` every `period_s` seconds while it turns, on its own thread."""
+        """Let the step loop call `tell` every `period_s` seconds, on its own thread, while it turns."""
         self._telling.append(_RepeatedCall(tell, period_s, self._now()))
 
     def note_weights(self) -> None:
-        """Note that the weights are loaded: the rank has started."""
+        """Record that the weights are loaded, which means that the rank has started."""
         self._has_weights = True
 
     def turn(self) -> None:
-        """Note that the loop begins another turn."""
+        """Record that the loop begins another turn."""
         self._last_turn = now = self._now()
         self.num_turns += 1
         for each in self._telling:

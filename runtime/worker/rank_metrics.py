@@ -24,7 +24,7 @@ LABELS = ("model_name", "unit", "rank")
 
 
 class RankMetrics:
-    """The metrics of one rank. Its metrics port shows `registry`."""
+    """The metrics of one rank. Its metrics port serves `registry`."""
 
     def __init__(self, launch: UnitLaunch, rank: int) -> None:
         self.registry = CollectorRegistry()

@@ -31,7 +31,7 @@ GatewayStreams = tuple[FrameReader[FromGateway], asyncio.StreamWriter]
 async def renew_before_expiry(
     host: str, port: int, trust: Trust, hello: Hello, old: GatewayStreams
 ) -> tuple[GatewayStreams, str]:
-    """Wait until the connection should be renewed. Return a new one, and the ticket to send last on `old`.
+    """Wait until the connection should be renewed. Return a new connection, and the ticket to send last on `old`.
 
     If the gateway does not answer, try again until cancelled.
     """

@@ -37,7 +37,7 @@ def start_step_deadline(pulse: Pulse, who: str) -> None:
 
 
 class StepDeadline:
-    """Calls `end` when the loop has begun and has not turned for `DEADLINE_S`."""
+    """Calls `end` when the loop has begun and then has not turned for `DEADLINE_S`."""
 
     def __init__(self, pulse: Pulse, end: Callable[[], None]) -> None:
         self._pulse, self._end = pulse, end

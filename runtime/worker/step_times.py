@@ -26,7 +26,7 @@ US_PER_S = 1e6
 
 
 class StepTimes:
-    """The steps so far: `count`, `seconds` in all, and `waited_s` of them."""
+    """Measures steps: their `count`, the `seconds` in all, and how long the rank waited for peers (`waited_s`)."""
 
     def __init__(self, waits: ExchangeTime, now: Callable[[], float] = time.monotonic) -> None:
         self.count, self.seconds, self.waited_s = 0, 0.0, 0.0
@@ -36,7 +36,7 @@ class StepTimes:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Measure one step."""
+        """Measure the step that runs in this context."""
         began, waited_before = self._now(), self._waits.seconds
         yield
         seconds, waited_s = self._now() - began, self._waits.seconds - waited_before
@@ -44,13 +44,13 @@ class StepTimes:
         self.count, self.seconds, self.waited_s = self.count + 1, self.seconds + seconds, self.waited_s + waited_s
 
     def tell(self, say: Callable[[StepTime], None]) -> None:
-        """Report the smoothed own part of a step through `say`, if there was a step since the last call."""
+        """Report the smoothed time of own work in a step through `say`, if there was a step since the last call."""
         if self.count != self._num_told:
             self._num_told = self.count
             say(StepTime(round(self._own_s * US_PER_S)))
 
     def _smooth(self, own_s: float, seconds: float) -> None:
-        """Update the smoothed own part by one step's. One long step raises it little, many raise it fully."""
+        """Update the smoothed time of own work. One long step raises it a little, many raise it fully."""
         if self._own_s == 0.0:  # at the first step, or after steps that took no time
             self._own_s = own_s
         share = min(max(SMOOTHING, seconds / SMOOTHED_S), 1.0)

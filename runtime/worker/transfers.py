@@ -24,7 +24,7 @@ Start = Callable[[Callable[[], Coroutine[Any, Any, None]]], "asyncio.Task[None]"
 
 
 class RankTransfer:
-    """One request's transfer, as the step loop sees it."""
+    """One request's transfer, as the step loop uses it."""
 
     def __init__(
         self, transfers: "Transfers", address: tuple[str, int], offer: Offer, link: HostLink, chain: bytes
@@ -40,7 +40,7 @@ class RankTransfer:
         return self.outgoing.offer.request_id
 
     def put(self, layer: int, start: int, latent_TC: Tensor) -> None:
-        """Send a layer's next latents, from position `start` on. Nobody writes to them any more."""
+        """Send a layer's next latents, from position `start` on. They must not change any more."""
         if not self.is_begun:
             self.is_begun = True
             self._transfers.begin(self)
@@ -52,7 +52,7 @@ class RankTransfer:
         self._transfers.finish(self, handover)
 
     def cancel(self) -> None:
-        """Send nothing more: nobody waits for the request."""
+        """Send nothing more, since nobody waits for the request."""
         self._transfers.cancel(self)
 
 
@@ -73,7 +73,7 @@ class Transfers:
 
     @property
     def are_under_way(self) -> bool:
-        """True if any request's KV is on its way, as the step loop knows it."""
+        """True if any request's KV is on its way, as far as the step loop knows."""
         return bool(self._under_way)
 
     def begin(self, transfer: RankTransfer) -> None:

@@ -95,7 +95,7 @@ class Addresses:
 
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
-    """Serve until SIGTERM tells this rank, or another one of its unit, to leave. Raises RuntimeFailure."""
+    """Serve until SIGTERM ends this rank or another one of its unit. Raises RuntimeFailure if it cannot go on."""
     if addresses.control is not None and launch.device != "cpu":
         raise UsageError("--control must be left out on GPUs: only a unit on CPUs can change its map while it serves")
     device = _take_device(launch, place)  # before there is any tensor
@@ -161,7 +161,7 @@ def _gateway(launch: UnitLaunch, addresses: Addresses) -> GatewayAddress:
 
 
 def _take_device(launch: UnitLaunch, place: RankPlace) -> torch.device:
-    """Return this rank's device. On a CPU, keep freed memory; on a GPU, log which one it is."""
+    """Return this rank's device. On a CPU, make the process keep freed memory; on a GPU, log which one it is."""
     device = use_device(launch.device, place.local_rank)
     if device.type == "cpu":
         keep_freed_memory()
@@ -181,7 +181,7 @@ def run_step_loop(
     pulse: Pulse,
     times: StepTimes,
 ) -> None:
-    """Run the lockstep loop until the unit leaves and all its ranks are free. Raises PeerLost when a rank is lost."""
+    """Run the lockstep loop until the unit leaves and all its ranks are free. Raises PeerLost if a rank is lost."""
     idle_turns = 0  # equal on all ranks, because their votes are
     while True:
         pulse.turn()
@@ -204,7 +204,10 @@ def run_step_loop(
 
 
 def _may_leave(group: Group, leaving: Leaving) -> bool:
-    """Return whether all ranks of an idle unit are free, if any was told to leave. All ranks call this together."""
+    """Return whether any rank was told to leave and all ranks of the idle unit are free.
+
+    All ranks call this together.
+    """
     leaving.tell_gateways()
     return not group.any(not leaving.is_free)
 
@@ -252,9 +255,9 @@ def _load_and_join(
 
 
 def bind_to_weights(launch: UnitLaunch, weights: str) -> UnitLaunch:
-    """Put the digest of the weights into `kv_digest` if the plan names no weights.
+    """Return the launch file with the digest of the weights in `kv_digest`, if the plan names no weights.
 
-    So KV is exchanged only between units that loaded the same weights. The gateway is told the new digest.
+    So KV is exchanged only between units that loaded the same weights. The gateway gets the new digest.
     """
     if launch.checkpoint.weights_digest is not None:
         return launch
@@ -304,7 +307,7 @@ def throttle_progress(num_parts: int, say: Callable[[float], None]) -> Callable[
 
 
 class _Holder:
-    """Asks the step loop, through its inbox, to hold and release prefixes."""
+    """Asks the step loop to hold and release prefixes, through its inbox."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -327,7 +330,7 @@ def _receiver(
 
 
 def _deliver(message: object, phase: PhaseRunner[Any]) -> None:
-    """Pass a message of the inbox to the phase, or raise it if it is the error that ended the network thread."""
+    """Pass a message of the inbox to the phase. Raises it if it is the error that ended the network thread."""
     if isinstance(message, BaseException):
         raise message
     phase.receive(message)
