@@ -36,7 +36,7 @@ PLOT, PLOT_LEFT = 2.1, 0.5  # height of a plot, and the room for the numbers of 
 LABEL, TRACK = 1.5, 0.2  # width of a bar's label, and height of its line
 CELL, RACK_GAP = 0.27, 0.09  # size of a node, and what is between racks
 LINES: Mapping[str, Mapping[str, Any]] = {
-    "asked": {"linewidth": 2.0},
+    "asked": {"linewidth": 2.0, "color": on_paper("ink")},
     "served": {"linewidth": 1.2, "linestyle": (0, (5, 3)), "color": on_paper("soft")},
     "bound": {"linewidth": 1.6, "linestyle": (0, (2, 2))},
     "before": {"linewidth": 1.6},
@@ -356,7 +356,10 @@ def _draw_legend(panel: Panel, kinds: Sequence[tuple[str, str]], lines: Collecti
 
 def _look(kind: str) -> dict[str, Any]:
     """Return how a line is drawn."""
-    return {"color": on_paper("ink" if kind == "asked" else kind), **LINES[kind]}
+    look = dict(LINES[kind])
+    if "color" not in look:
+        look["color"] = on_paper(kind)
+    return look
 
 
 def _wrap(words: str, width: float) -> Iterator[str]:

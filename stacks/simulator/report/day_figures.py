@@ -14,7 +14,7 @@ from planner.command.printed import write_result
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, MINUTE_S, hh_mm
 from planner.facts.quantities import MS_PER_S
 from planner.report.page.day import HOURS
-from planner.report.page.figures import Line, Steps, Table
+from planner.report.page.figures import Figure, Line, Steps, Table
 from planner.report.page.page import plan_page
 from planner.report.page.sections import Section
 from planner.report.picture import draw_sections
@@ -63,7 +63,10 @@ def draw_days(columns: Sequence[DayColumn], path: Path) -> None:
 def _section(columns: Sequence[DayColumn]) -> Section:
     heads, long = shorten_titles([each.variant.title for each in columns])
     head, *rows = figure_rows(columns, heads)
-    figures = [Table(head, rows, "Figures of the day"), *(_draw(panel, columns, heads) for panel in PANELS)]
+    figures: list[Figure] = [
+        Table(head, rows, "Figures of the day"),
+        *(_draw(panel, columns, heads) for panel in PANELS),
+    ]
     notes = Table(("what happened",), [(each,) for each in [*long, *day_notes(columns, heads)]], "Notes")
     day = describe_day(columns[0])
     intro = f"{day[0].upper()}{day[1:]}, minute by minute."

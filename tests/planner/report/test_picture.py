@@ -6,9 +6,12 @@ from xml.etree import ElementTree
 import pytest
 
 from planner.cli import CHARTS, main
+from planner.compiler import compile_plan
 from planner.report.page.figures import Bar, Bars, Segment, Table
 from planner.report.page.sections import FIGURES
 from planner.report.picture import Panel, Sheet, _draw_bars, draw_picture
+from planner.rules.check import check_spec
+from tests.planner.test_shipped_specs import SPECS
 
 pytest.importorskip("matplotlib")
 
@@ -40,6 +43,13 @@ def test_a_picture_stands_alone(plan_of):
     assert titles == [f"Plan {plan.name}, {plan.digest}"]
     assert list(root.iter(f"{SVG}text")) + list(root.iter(f"{SVG}image")) == []
     assert [each for each in references if not each.startswith("#")] == []
+
+
+def test_every_chart_of_the_published_day_is_drawn():
+    """It has all kinds of areas, lines, bars and nodes that a page has."""
+    plan = compile_plan(check_spec(SPECS / "deepseek-h800.yaml"))
+
+    assert _width(draw_picture(plan, None, "png")) == 1210
 
 
 def test_a_change_has_two_columns(plan_of, spec_text):
