@@ -21,7 +21,7 @@ from stacks.kube.manifest import Manifest, Reference
 
 __all__ = [
     "FIELD_MANAGER",
-    "forget_pod",
+    "delete_lost_pod",
     "mark_nodes",
     "scale",
     "taint_faulty_nodes",
@@ -34,15 +34,15 @@ FIELD_MANAGER = "tidemill-controller"
 
 
 def scale(api: Api, namespace: str, change: Scale) -> None:
-    """Turn a unit on or off. Raise ProviderError."""
+    """Scale a unit's object up or down. Raises ProviderError if that is refused or the cluster cannot be reached."""
     unit = Reference(UNIT_API_VERSION, UNIT_KIND, namespace, change.unit)
     api.merge(unit, {"spec": {"replicas": int(change.is_on)}}, part="scale", manager=FIELD_MANAGER)
 
 
 def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Iterator[tuple[str, ProviderError]]:
-    """Label and taint the plan's `nodes` as `marks` say. Yield each node that cannot be marked, and why.
+    """Label and taint the plan's `nodes` as `marks` say. Yield (node, error) for each node that cannot be marked.
 
-    A node that another plan has marked is left alone. Raise ProviderError if the nodes cannot be listed.
+    A node that another plan has marked is left alone. Raises ProviderError if the nodes cannot be listed.
     """
     selector = f"{names.PLAN_LABEL}={plan},{names.NODE_LABEL}"
     marked = {each["metadata"]["name"]: each for each in api.list_all("v1", "Node", "", labelSelector=selector)}
@@ -59,7 +59,10 @@ def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Itera
 def taint_faulty_nodes(
     api: Api, plan: str, nodes: Iterable[Manifest], faulty: Collection[str], now: float
 ) -> Iterator[tuple[str, ProviderError | None]]:
-    """Taint the `faulty` of `nodes`, untaint the others. Yield each node to change, with an error if that failed."""
+    """Taint the `faulty` of `nodes`, and untaint the others.
+
+    Yield (node, error or None) for each node that has to change.
+    """
     taint = {"key": names.FAULTY_TAINT, "value": plan, "effect": "NoSchedule", "timeAdded": timestamp(now)}
     for node in nodes:
         name, taints = node["metadata"]["name"], node["spec"].get("taints") or []
@@ -77,15 +80,16 @@ def taint_faulty_nodes(
             yield name, error
 
 
-def forget_pod(api: Api, pod: Manifest) -> None:
-    """Delete a pod whose node no longer answers. Raise ProviderError."""
+def delete_lost_pod(api: Api, pod: Manifest) -> None:
+    """Delete a pod whose node no longer answers. Raises ProviderError if that is refused."""
     api.delete(Reference.from_manifest(pod), pod["metadata"]["uid"], immediately=True)
 
 
 def _mark_one_node(api: Api, plan: str, name: str, live: Manifest | None, mark: Mark | None) -> None:
-    """Write a node's label and taint in one request that fails if the node has changed since it was read.
+    """Write a node's label and taint in one request, which fails if the node has changed since it was read.
 
-    A node that has been deleted is skipped. Raise ProviderError, also if another plan has marked the node.
+    A node that has been deleted is skipped. Raises ProviderError if the write fails or another plan has marked the
+    node.
     """
     if live is None:
         return
@@ -102,14 +106,14 @@ def _mark_one_node(api: Api, plan: str, name: str, live: Manifest | None, mark: 
 
 
 def _other_plan(node: Manifest, plan: str) -> str | None:
-    """Return which other plan has marked a node, by its label or its taint."""
+    """Return the name of another plan that has marked a node, by its label or its taint; None if none has."""
     taints = [each.get("value") for each in node["spec"].get("taints") or [] if each["key"] == names.RECLAIMED_TAINT]
     marked = [(node["metadata"].get("labels") or {}).get(names.PLAN_LABEL), *taints]
     return next((each for each in marked if each and each != plan), None)
 
 
 def write_status(api: Api, deployment: Manifest, status: Status) -> None:
-    """Write `status` to the deployment's object, unless the object has it already. Raise ProviderError."""
+    """Write `status` to the deployment's object, unless it is there already. Raises ProviderError if that fails."""
     if deployment.get("status") == status:
         return
     metadata = deployment["metadata"]
@@ -119,7 +123,7 @@ def write_status(api: Api, deployment: Manifest, status: Status) -> None:
 
 
 def write_changes(api: Api, deployment: Manifest, changes: Sequence[Mapping[str, Any]]) -> None:
-    """Write only the field `changes` of the deployment's status. Raise ProviderError."""
+    """Write the field `changes` of the deployment's status, and no other. Raises ProviderError if that fails."""
     metadata = deployment["metadata"]
     reference = deployment_reference(metadata["namespace"], metadata["name"])
     api.merge(reference, {"status": {"changes": changes}}, part="status", manager=FIELD_MANAGER)
@@ -128,7 +132,7 @@ def write_changes(api: Api, deployment: Manifest, changes: Sequence[Mapping[str,
 def write_event(
     api: Api, deployment: Manifest, reason: str, message: str, now: float, *, is_warning: bool = False
 ) -> None:
-    """Write an event about the deployment, which `kubectl describe` shows. Raise ProviderError."""
+    """Write an event about the deployment, for `kubectl describe`. Raises ProviderError if that fails."""
     metadata = deployment["metadata"]
     name = f"{metadata['name']}.{secrets.token_hex(8)}"
     about = {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]}

@@ -31,7 +31,7 @@ from stacks.controller.situation import LiveUnit, Situation
 from stacks.controller.turns import find_awaited
 from stacks.kube.manifest import Manifest, parse_instant
 
-__all__ = ["Change", "Share", "UnitChange", "changes_json", "follow_changes", "previous_changes"]
+__all__ = ["ChangeRecord", "Share", "UnitChange", "changes_json", "follow_changes", "previous_changes"]
 
 MAX_CHANGES, MAX_UNITS = 5, 1000  # kept in the status; assumed: 60 kB of an object, which may have 1.5 MB
 
@@ -49,7 +49,7 @@ class UnitChange:
 
 @dataclass(frozen=True)
 class Share:
-    """How many units of a phase serve, and how many should."""
+    """How many units of a phase serve (`units`), and how many should (`of_units`)."""
 
     units: int
     of_units: int
@@ -61,10 +61,10 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangeRecord:
     """The record of one change, finished or under way. Times are seconds since 1970-01-01 00:00 UTC.
 
-    `promised_minutes` is None if nobody knows how long a start takes, or if turns wait for a state with room.
+    `promised_minutes` is None if the time of a start is unknown, or if turns wait for a state with room.
     """
 
     began: float
@@ -86,39 +86,42 @@ def follow_changes(
     known: Sequence[str],
     now: float,
     failed: Mapping[str, int] = MappingProxyType({}),
-) -> tuple[Change, ...]:
-    """Return the records of recent changes, updated by a look at the wall-clock time `now`; the newest is last.
+) -> tuple[ChangeRecord, ...]:
+    """Return the records of recent changes, updated by a look at the wall-clock time `now`. The newest is last.
 
-    `known` are the units that the plan had at the previous look, `failed` each gateway's count of failed requests.
+    `known` are the units that the plan had at the previous look. `failed` is each gateway's count of failed requests.
     """
     changes = previous_changes(deployment)
     going = _count_failed(changes.pop(), failed) if changes and changes[-1].ended is None else None
-    if going and _is_replaced(going, situation):
+    if going and _is_superseded(going, situation):
         changes.append(replace(going, ended=now, is_replaced=True))
         going = None
     found = list(_find_changing(situation, known))
     if going or found:
         going = _update_change(
-            going or _count_failed(Change(now), failed), found, situation, decision, deployment["spec"]
+            going or _count_failed(ChangeRecord(now), failed), found, situation, decision, deployment["spec"]
         )
         is_over = not (going.left or decision.turns.outdated or decision.shortages)
         changes.append(replace(going, ended=now) if is_over else going)
     return tuple(_keep_newest(changes))
 
 
-def previous_changes(deployment: Manifest) -> list[Change]:
-    """Return the changes recorded in the deployment's status, without those whose beginning is no valid time."""
+def previous_changes(deployment: Manifest) -> list[ChangeRecord]:
+    """Return the changes in the deployment's status, without those whose beginning is not a valid time."""
     written = (deployment.get("status") or {}).get("changes") or []
     return [_read_change(each, began) for each in written if (began := parse_instant(each["began"])) is not None]
 
 
-def changes_json(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """Return the changes as the deployment's status stores them."""
+def changes_json(changes: Sequence[ChangeRecord]) -> list[dict[str, Any]]:
+    """Return the changes in the form of the deployment's status."""
     return [_change_json(each) for each in changes]
 
 
 def _find_changing(situation: Situation, known: Sequence[str]) -> Iterator[UnitChange]:
-    """Yield the units to restart, start or remove. At the first look at a plan (`known` is empty) no unit is new."""
+    """Yield the units to restart, start or remove.
+
+    At the first look at a plan (`known` is empty) no unit counts as new.
+    """
     for unit in situation.units:
         if known and unit.name not in known:
             yield UnitChange(unit.name, unit.phase, "new")
@@ -128,10 +131,10 @@ def _find_changing(situation: Situation, known: Sequence[str]) -> Iterator[UnitC
         yield UnitChange(unit.name, unit.phase, "removed")
 
 
-def _count_failed(change: Change, failed: Mapping[str, int]) -> Change:
-    """Return the change with the requests that have failed at gateways since the last look.
+def _count_failed(change: ChangeRecord, failed: Mapping[str, int]) -> ChangeRecord:
+    """Return the change, with the requests added that have failed at gateways since the last look.
 
-    A gateway that is new counts from now on. One that has counted more before has started again, and counts from 0.
+    A gateway that is new counts from now on. If a gateway's count has fallen, it has started again and counts from 0.
     """
     if not failed:
         return change
@@ -140,20 +143,20 @@ def _count_failed(change: Change, failed: Mapping[str, int]) -> Change:
     return replace(change, num_failed=(change.num_failed or 0) + grown, gateways={**change.gateways, **failed})
 
 
-def _is_replaced(change: Change, situation: Situation) -> bool:
-    """Return whether a unit that this change has restarted is outdated again, by a newer template."""
+def _is_superseded(change: ChangeRecord, situation: Situation) -> bool:
+    """Return whether a newer template has come: a unit that this change restarted is outdated again."""
     restarted = {each.name for each in change.units if each.change == "restarted"}
     return any(unit.name in restarted and unit.is_on and unit.is_outdated for unit in situation.units)
 
 
 def _update_change(
-    change: Change,
+    change: ChangeRecord,
     found: Sequence[UnitChange],
     situation: Situation,
     decision: Decision,
     spec: Mapping[str, Any],
-) -> Change:
-    """Return the change after one look, which `found` the units that have to change.
+) -> ChangeRecord:
+    """Return the change after one look. `found` are the units that still have to change.
 
     Objects are applied one by one, so a later look may find more units.
     """
@@ -172,14 +175,14 @@ def _update_change(
 
 
 def _is_reached(change: UnitChange, unit: LiveUnit | None) -> bool:
-    """Return whether the change has reached a unit: its turn to restart has begun, it was created, or it is gone."""
+    """Return whether a unit's change has begun: its turn to restart has come, it was created, or it is gone."""
     if change.change == "removed" or unit is None:
         return unit is None
     return unit.replicas is not None if change.change == "new" else not (unit.is_on and unit.is_outdated)
 
 
-def _count_serving(change: Change, situation: Situation, decision: Decision) -> dict[Phase, Share]:
-    """Return how many units of each phase serve now, and how many should.
+def _count_serving(change: ChangeRecord, situation: Situation, decision: Decision) -> dict[Phase, Share]:
+    """Return for each phase how many units serve now, and how many should.
 
     For an instant after a new template is applied, a unit is not called ready although its pods go on serving.
     """
@@ -193,27 +196,27 @@ def _serves(unit: LiveUnit, situation: Situation) -> bool:
     """Return whether a unit is up and gets requests: its KV format is the one that the gateway serves."""
     if not unit.is_on or not (unit.is_ready or unit.is_unseen):
         return False
-    return situation.gateway == "blind" or unit.is_stranger == (situation.gateway == "former")
+    return situation.gateway == "blind" or unit.has_other_kv_format == (situation.gateway == "former")
 
 
-def _count_wanted(change: Change, situation: Situation, decision: Decision) -> Counter[Phase]:
-    """Count the units of each phase that should serve: the day's units without new ones, and those that leave."""
+def _count_wanted(change: ChangeRecord, situation: Situation, decision: Decision) -> Counter[Phase]:
+    """Return for each phase how many units should serve: the day's, without new ones, and those that leave."""
     leaving = [each.phase for each in (*change.units, *change.left) if each.change == "removed"]
     phases = situation.phases()
     return Counter([*(phases[name] for name in _find_staying(change, decision)), *leaving])
 
 
-def _find_staying(change: Change, decision: Decision) -> list[str]:
-    """Return the units that the day wants and that the plan had before the change."""
+def _find_staying(change: ChangeRecord, decision: Decision) -> list[str]:
+    """Return the wanted units, without those that the change adds."""
     fates = _fates(change)
     return [name for name in decision.wanted if (name, "new") not in fates]
 
 
-def _promise(change: Change, situation: Situation, decision: Decision, spec: Mapping[str, Any]) -> Change:
-    """Return the change with the promise that `tidemill diff` would give for the present state of the day."""
+def _promise(change: ChangeRecord, situation: Situation, decision: Decision, spec: Mapping[str, Any]) -> ChangeRecord:
+    """Return the change with the promise that `tidemill diff` would give in the present state of the day."""
     units = [unit for unit in situation.units if (unit.name, "restarted") in _fates(change)]
     in_turn = Counter(unit.phase for unit in units if unit not in find_awaited(unit, situation.units))
-    is_crossing = any(unit.is_stranger for unit in units)
+    is_crossing = any(unit.has_other_kv_format for unit in units)
     rounds = max(in_turn.values(), default=0) + (len(units) > in_turn.total())
     if is_crossing:
         rounds = min(rounds, 1 if situation.gateway == "blind" else 2)
@@ -224,15 +227,16 @@ def _promise(change: Change, situation: Situation, decision: Decision, spec: Map
         promised_least=_promise_least(change, situation, decision, in_turn, is_crossing=is_crossing),
         promised_minutes=None
         if waits_for_room
-        else _promise_minutes(change, spec, rounds, has_stand_ins=bool(stand_ins)),
+        else _expected_minutes(change, spec, rounds, has_stand_ins=bool(stand_ins)),
     )
 
 
-def _promise_minutes(change: Change, spec: Mapping[str, Any], rounds: int, *, has_stand_ins: bool) -> int | None:
-    """Return the minutes of the change, rounded up; None if the plan does not know what a start takes.
+def _expected_minutes(change: ChangeRecord, spec: Mapping[str, Any], rounds: int, *, has_stand_ins: bool) -> int | None:
+    """Return the minutes that the change should take, rounded up; None if the deployment has no start time.
 
-    New units and stand-ins start first, after the notice where nodes are lent. Then units restart in `rounds`, and
-    those that leave drain last.
+    New units and stand-ins start first; stand-ins wait for the notice if nodes are lent. Then units restart in
+    `rounds`,
+    and those that leave drain last.
     """
     if "startSeconds" not in spec:
         return None
@@ -246,9 +250,9 @@ def _promise_minutes(change: Change, spec: Mapping[str, Any], rounds: int, *, ha
 
 
 def _promise_least(
-    change: Change, situation: Situation, decision: Decision, in_turn: Mapping[Phase, int], *, is_crossing: bool
+    change: ChangeRecord, situation: Situation, decision: Decision, in_turn: Mapping[Phase, int], *, is_crossing: bool
 ) -> dict[Phase, Share]:
-    """Return the fewest units of each phase that serve during the change.
+    """Return for each phase the fewest units that serve during the change.
 
     Units that wait for each other's nodes go together.
     """
@@ -275,13 +279,13 @@ def _promise_least(
     return found
 
 
-def _fates(change: Change) -> set[tuple[str, Fate]]:
+def _fates(change: ChangeRecord) -> set[tuple[str, Fate]]:
     return {(each.name, each.change) for each in (*change.units, *change.left)}
 
 
-def _keep_newest(changes: Sequence[Change]) -> list[Change]:
-    """Return the newest changes that fit into the status (`MAX_CHANGES`, `MAX_UNITS`), at least the last one."""
-    kept: list[Change] = []
+def _keep_newest(changes: Sequence[ChangeRecord]) -> list[ChangeRecord]:
+    """Return the newest changes, as many as fit into the status (`MAX_CHANGES`, `MAX_UNITS`), and at least one."""
+    kept: list[ChangeRecord] = []
     for each in reversed(changes[-MAX_CHANGES:]):
         num_units = sum(len(change.units) + len(change.left) for change in (*kept, each))
         if kept and num_units > MAX_UNITS:
@@ -290,7 +294,7 @@ def _keep_newest(changes: Sequence[Change]) -> list[Change]:
     return kept
 
 
-def _change_json(change: Change) -> dict[str, Any]:
+def _change_json(change: ChangeRecord) -> dict[str, Any]:
     ended = {} if change.ended is None else {"ended": timestamp(change.ended)}
     outcome = {} if change.ended is None else {"outcome": "Replaced" if change.is_replaced else "CarriedOut"}
     minutes = {} if change.promised_minutes is None else {"minutes": change.promised_minutes}
@@ -311,9 +315,9 @@ def _shares_json(shares: Mapping[Phase, Share]) -> dict[str, Any]:
     return {phase: {"units": each.units, "ofUnits": each.of_units} for phase, each in shares.items()}
 
 
-def _read_change(written: Mapping[str, Any], began: float) -> Change:
+def _read_change(written: Mapping[str, Any], began: float) -> ChangeRecord:
     ended = parse_instant(written["ended"]) if "ended" in written else None
-    return Change(
+    return ChangeRecord(
         began,
         _read_units(written["units"]),
         _read_units(written["left"]),

@@ -24,7 +24,7 @@ LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # a DNS label: others
 
 
 def add_controller(commands: Any) -> None:
-    """Add the command to `commands`, the result of `add_subparsers`."""
+    """Add `tidemill controller` to `commands`, the result of argparse's `add_subparsers`."""
     controller = add_command(
         commands,
         "controller",
@@ -56,9 +56,9 @@ def _controller(arguments: argparse.Namespace) -> None:
 
 
 def read_deployment(written: str | None, command: str, default_namespace: str = "") -> tuple[str, str]:
-    """Return the namespace and name in `NAMESPACE/NAME`, or in `NAME` if there is a default namespace.
+    """Return (namespace, name) of `NAMESPACE/NAME`, or of `NAME` if there is a default namespace.
 
-    Raise CallError.
+    Raises CallError if it is neither.
     """
     namespace, _, name = (written or "").rpartition("/")
     namespace = namespace or ("" if "/" in (written or "") else default_namespace)

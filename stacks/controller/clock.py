@@ -14,7 +14,10 @@ YEAR_9999 = 253_370_764_800.0  # 9999-01-01: Python's dates end with that year, 
 
 @dataclass(frozen=True)
 class Clock:
-    """Converts wall-clock time to the day's, `pace` times as fast, and back, in seconds since 1970-01-01 00:00 UTC."""
+    """Converts between wall-clock time and the day's time, which is `pace` times as fast.
+
+    Both are in seconds since 1970-01-01 00:00 UTC.
+    """
 
     began: float
     pace: float

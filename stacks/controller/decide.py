@@ -31,7 +31,7 @@ from planner.schedule.clock import changes_between, state_at, units_at
 from planner.schedule.runs import runs_between
 from planner.schedule.schedule import Step
 from stacks.controller.situation import Force, LiveUnit, Situation
-from stacks.controller.turns import Turns, decide_turns, holders
+from stacks.controller.turns import Turns, decide_turns, find_holders
 
 __all__ = ["Decision", "NextChange", "Scale", "count_planned_units", "decide", "required_units", "units_required_soon"]
 
@@ -58,7 +58,7 @@ class NextChange:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the controller does in this round, and what the status says about it."""
+    """What the controller does in this round, and what the status reports about it."""
 
     state: str  # the time at which the wanted state began: `22:00`
     scales: tuple[Scale, ...]
@@ -129,12 +129,12 @@ def units_required_soon(situation: Situation, now: float) -> set[str]:
 
 
 def count_planned_units(situation: Situation, now: float) -> Counter[Phase]:
-    """Return how many units of each phase the schedule, or else a forced state, wants to serve now."""
+    """Return for each phase how many units the schedule, or a forced state instead, wants to serve now."""
     return _count_by_phase(situation, _planned_units(situation, now, _active_force(situation, now)))
 
 
 def _planned_running_units(situation: Situation, now: float, ahead_s: float) -> set[str]:
-    """Return the units that the schedule, or a forced state, has running now or within `ahead_s` seconds."""
+    """Return the units that run by the schedule, or by a forced state, now or within `ahead_s` seconds."""
     timetable, force = situation.timetable, _active_force(situation, now)
     if force is None:
         runs = runs_between(timetable, floor(now), floor(now + ahead_s) + 1)
@@ -148,37 +148,42 @@ def _planned_running_units(situation: Situation, now: float, ahead_s: float) -> 
 
 
 def _wanted_units(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
-    """Return the units that have to serve now, those that demand adds included."""
+    """Return the units that have to serve now, including those that demand adds."""
     planned = _planned_units(situation, now, force)
-    return planned if force else _add_units(situation, planned, situation.floors)
+    return planned if force else _raise_to_floors(situation, planned, situation.floors)
 
 
 def _stand_ins(situation: Situation, now: float) -> set[str]:
-    """Return a stand-in, the next unit, for each phase with an outdated wanted unit; none while a state is forced.
+    """Return a stand-in, the phase's next unit, for each phase with an outdated wanted unit.
 
-    If KV formats differ, a stand-in needs one in the other phases to serve anybody: where no phase may lack a unit,
-    all those phases get a stand-in or none does.
+    None while a state is forced.
+
+    If KV formats differ, a stand-in can serve only with a stand-in in the other phases. So if no phase may lack a unit,
+    either all those phases get a stand-in or none does.
     """
-    are_strangers = any(unit.is_stranger for unit in situation.units)
-    if _active_force(situation, now) or (are_strangers and situation.gateway == "blind"):
+    kv_formats_differ = any(unit.has_other_kv_format for unit in situation.units)
+    if _active_force(situation, now) or (kv_formats_differ and situation.gateway == "blind"):
         return set()
     wanted = _wanted_units(situation, now, None)
     behind = {each.phase for each in situation.units if each.is_on and each.is_outdated and each.name in wanted}
     floors = {phase: count + 1 for phase, count in _count_by_phase(situation, wanted).items() if phase in behind}
-    found = {*_add_units(situation, wanted, floors)} - {*wanted}
-    is_alone = are_strangers and not situation.may_lack_one and len(found) < len(behind)
+    found = {*_raise_to_floors(situation, wanted, floors)} - {*wanted}
+    is_alone = kv_formats_differ and not situation.may_lack_one and len(found) < len(behind)
     return set() if is_alone else found
 
 
 def _planned_units(situation: Situation, now: float, force: Force | None) -> tuple[str, ...]:
-    """Return the units that the schedule, or else a forced state, wants to serve now."""
+    """Return the units that the schedule, or a forced state instead, wants to serve now."""
     if force is not None:
         return _forced_step(situation, force).units
     return units_at(situation.timetable, floor(now))
 
 
-def _add_units(situation: Situation, planned: Sequence[str], floors: Mapping[Phase, int]) -> tuple[str, ...]:
-    """Return the planned units and the next ones of each phase up to its floor, within the largest state's nodes."""
+def _raise_to_floors(situation: Situation, planned: Sequence[str], floors: Mapping[Phase, int]) -> tuple[str, ...]:
+    """Return `planned` plus, for each phase, its first `floors[phase]` units, as long as they fit.
+
+    Together they take no more nodes than the day's largest state.
+    """
     sizes = {unit.name: unit.num_nodes for unit in situation.units}
     left = _most_nodes(situation) - sum(sizes[name] for name in planned)
     found = set(planned)
@@ -205,17 +210,17 @@ def _forced_step(situation: Situation, force: Force) -> Step:
 
 
 def _units_to_start(situation: Situation, on: set[str], asked: set[str]) -> Iterator[Scale]:
-    """Yield the units to start; not an outdated one, which might still start with its old template."""
+    """Yield the units to start. An outdated unit is left out, since it might start with its old template."""
     everybody = [*situation.units, *situation.departed]
     for unit in situation.units:
-        if unit.name in on and unit.replicas == 0 and not unit.is_outdated and not holders(unit, everybody):
+        if unit.name in on and unit.replicas == 0 and not unit.is_outdated and not find_holders(unit, everybody):
             yield Scale(unit.name, True, "demand asks for it" if unit.name in asked else "its time has come")
 
 
 def _decide_turns(
     situation: Situation, wanted: Sequence[str], on: set[str], scales: Sequence[Scale], stand_ins: Collection[str]
 ) -> Turns:
-    """Return the units that restart with their new template now: none while any unit starts or drains."""
+    """Return which units restart now with their new template: none while any unit starts or drains."""
     if not situation.orders.may_drain:
         return _pause_turns(situation, "nobody knows until when to hold")
     if scales:
@@ -235,7 +240,7 @@ def _take_turns(turns: Turns) -> Iterator[Scale]:
 
 
 def _undo_extra_groups(units: Iterable[LiveUnit]) -> Iterator[Scale]:
-    """Yield units to scale back to one group: somebody scaled them to more, which takes other units' nodes."""
+    """Yield a Scale to one group for each unit that somebody scaled to more, which would take other units' nodes."""
     for unit in units:
         if unit.replicas is not None and unit.replicas > 1:
             yield Scale(unit.name, True, f"it was scaled to {unit.replicas} groups, and a unit is one")
@@ -247,7 +252,7 @@ def _units_to_delete(situation: Situation, wanted: Sequence[str], on: set[str]) 
     While units wait to restart with a new template, departed units serve in place of the restarting ones.
     """
     awaited = [unit for unit in situation.units if unit.name in on and not unit.is_ready]
-    blocking = {each.name for unit in awaited for each in holders(unit, situation.departed)}
+    blocking = {each.name for unit in awaited for each in find_holders(unit, situation.departed)}
     found = [unit.name for unit in situation.departed if not unit.is_on or unit.name in blocking]
     if any(unit.is_on and unit.is_outdated for unit in situation.units):
         return found
@@ -258,7 +263,7 @@ def _units_to_delete(situation: Situation, wanted: Sequence[str], on: set[str]) 
 def _units_to_drain(
     situation: Situation, wanted: Sequence[str], may_go: Sequence[LiveUnit], leaving: Collection[str]
 ) -> Iterator[Scale]:
-    """Yield the units of `may_go` to drain, last first, as long as every phase keeps as many ready units as wanted."""
+    """Yield which units of `may_go` to drain, the last first, while every phase keeps as many ready units as wanted."""
     there = [*situation.units, *(unit for unit in situation.departed if unit.name not in leaving)]
     needed, ready = _count_by_phase(situation, wanted), _count_ready(there)
     for unit in reversed(may_go):
@@ -303,7 +308,10 @@ def _describe_unmet_demand(situation: Situation, wanted: Sequence[str], force: F
 
 
 def _next_change(situation: Situation, now: float) -> NextChange | None:
-    """Return the first change of the day's state after `now`, searching a day at a time: most days have one."""
+    """Return the first change of the day's state after `now`.
+
+    A day at a time is searched, since most days have a change.
+    """
     for begin in range(floor(now) + 1, floor(now) + LOOK_AHEAD_S, DAY_S):
         end = min(begin + DAY_S, floor(now) + LOOK_AHEAD_S)
         for change in changes_between(situation.timetable, begin, end):
@@ -312,7 +320,7 @@ def _next_change(situation: Situation, now: float) -> NextChange | None:
 
 
 def _explain(situation: Situation, decision: Decision, kept: Sequence[str], force: Force | None) -> str:
-    """Return the reason that the status gives. Units in `kept` stay only while a wanted one is not ready."""
+    """Return the reason for the status. `kept` are units that stay only while a wanted one is not ready."""
     ready = {unit.name for unit in situation.units if unit.is_on and unit.is_ready}
     awaited = [unit for unit in decision.wanted if unit not in ready]
     missing = [unit.name for unit in situation.units if unit.replicas is None]

@@ -32,7 +32,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Load:
-    """The load of a phase's ready units, as the gateway measures it."""
+    """The load of a phase's ready units, as gateways measure it."""
 
     num_ready: int
     num_requests: float
@@ -51,7 +51,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Limits:
-    """How full units may be before demand adds another, and for how long added units stay."""
+    """How full units may be before another is added, and for how long an added unit stays."""
 
     used: float  # the highest share in use of a unit's room for requests and for KV
     backlog: float  # the most prompts waiting, in steps of a unit
@@ -61,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Floor:
-    """The fewest units of a phase to keep on. Times are real, in seconds since 1970-01-01 00:00 UTC."""
+    """The fewest units of a phase to keep on. Times are wall-clock time, in seconds since 1970-01-01 00:00 UTC."""
 
     units: int
     until: float  # when fewer units may be enough
@@ -71,7 +71,7 @@ class Floor:
 
 @dataclass(frozen=True)
 class Demand:
-    """The number of units of each phase that demand asks for after one look."""
+    """For each phase, the number of units that demand asks for after one look."""
 
     floors: Mapping[Phase, Floor]
     expected_units: Mapping[Phase, int]  # units that will be on if the demand lasts
@@ -111,7 +111,7 @@ def demanded_units(load: Load, room: Room, limits: Limits) -> int:
 
 
 def follow_phase(before: Floor | None, asked: int, planned: int, now: float, limits: Limits) -> Floor:
-    """Return a phase's floor after a look at which its load needs `asked` units and the day has `planned`."""
+    """Return a phase's new floor, if its load needs `asked` units and the day has `planned`."""
     longest = now + limits.stay_s  # the minimum also holds if the clock was set back
     floor = replace(before, until=min(before.until, longest)) if before else Floor(min(asked, planned), longest, 0)
     on = max(planned, floor.units)

@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 
-from stacks.controller.act import forget_pod, taint_faulty_nodes
+from stacks.controller.act import delete_lost_pod, taint_faulty_nodes
 from stacks.controller.decide import Decision
 from stacks.controller.follower import Follower, apply_scale, report_event
 from stacks.controller.heal import FaultReports, find_node_health, find_reports, heal
@@ -23,9 +23,11 @@ LOOK_S = 30.0  # assumed: moving a unit takes minutes
 def handle_faulty_nodes(
     follower: Follower, deployment: Manifest, situation: Situation, decision: Decision, now: float, elapsed_s: float
 ) -> Sequence[str] | None:
-    """Move one unit off faulty nodes. Return why other units stay on theirs; None if this round does not look.
+    """Move one unit off faulty nodes.
 
-    One round every `LOOK_S` seconds looks at nodes; the previous round was `elapsed_s` ago.
+    Return why other units stay on theirs; None if this round does not look at nodes.
+
+    One round every `LOOK_S` seconds looks at nodes. The previous round was `elapsed_s` ago.
     """
     if "heal" not in deployment["spec"] or now % LOOK_S >= elapsed_s:
         return None
@@ -44,7 +46,7 @@ def handle_faulty_nodes(
     _taint_nodes(follower, deployment, nodes, reports, now)
     for pod in pods:
         if pod["metadata"]["name"] in health.lost:
-            _forget_pod(follower, deployment, pod, now)
+            _delete_lost_pod(follower, deployment, pod, now)
     if healing.move:
         apply_scale(follower, deployment, healing.move, now)
     problems = [*healing.problems, *([reports.problem] if reports.problem else [])]
@@ -55,14 +57,14 @@ def handle_faulty_nodes(
     return problems
 
 
-def _forget_pod(follower: Follower, deployment: Manifest, pod: Manifest, now: float) -> None:
-    """Delete a lost pod, so that another one takes its place, and report it."""
+def _delete_lost_pod(follower: Follower, deployment: Manifest, pod: Manifest, now: float) -> None:
+    """Delete a lost pod, so that another takes its place, and report it. A dry run only reports."""
     what = f"{pod['metadata']['name']}: {pod['spec']['nodeName']} does not answer, and the pod's grace period is over"
     if follower.is_dry_run:
         follower.say(f"would forget {what}")
         return
     try:
-        forget_pod(follower.api, pod)
+        delete_lost_pod(follower.api, pod)
     except ProviderError as error:
         follower.say(f"cannot forget {pod['metadata']['name']}: {error}")
         return
@@ -73,7 +75,7 @@ def _forget_pod(follower: Follower, deployment: Manifest, pod: Manifest, now: fl
 def _taint_nodes(
     follower: Follower, deployment: Manifest, nodes: Sequence[Manifest], reports: FaultReports, now: float
 ) -> None:
-    """Taint nodes that report a fault, and remove the taint from the others."""
+    """Taint nodes that report a fault, and untaint the others."""
     if follower.is_dry_run:
         follower.say(f"would keep new pods away from {', '.join(sorted(reports.faulty)) or 'no node'}")
         return

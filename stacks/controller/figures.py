@@ -31,7 +31,7 @@ PHASE_SAMPLES = rf"phase_(?:{READY}|{REQUESTS}|{KV}|{PROMPTS})"
 
 
 class NoFigures(ValueError):
-    """The gateway's measurements cannot be read; the text says why."""
+    """The gateways' measurements cannot be read; the text is the reason."""
 
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Figures:
 
 
 def read_figures(url: str) -> Figures:
-    """Fetch the metrics of every gateway at `url`, which needs no password. Raise NoFigures if none answers.
+    """Fetch the metrics of every gateway at `url`, which needs no password. Raises NoFigures if none answers.
 
     Threads send the requests: resolving a host name may take any time, and the controller must not wait for it.
     """
@@ -76,7 +76,10 @@ def read_figures(url: str) -> Figures:
 
 
 def parse_figures(pages: Mapping[str, str]) -> Figures:
-    """Return the measurements on the gateways' pages of metrics, by address. Raise NoFigures."""
+    """Return the measurements on the gateways' pages of metrics (address -> page).
+
+    Raises NoFigures if a figure is not a count.
+    """
     page = next(iter(pages.values()))
     try:
         values = dict(_values(page))
@@ -105,7 +108,10 @@ def _resolve(url: str, host: str, port: int, found: Answers[list[str]]) -> None:
 
 
 def _take(url: str, answers: Answers[T], until: float) -> T:
-    """Return what is put into `answers` until then, by the monotonic clock. Raise NoFigures."""
+    """Return what is put into `answers` before the time `until` of the monotonic clock.
+
+    Raises NoFigures if nothing comes in time, or if an error comes.
+    """
     try:
         answer = answers.get(timeout=max(until - time.monotonic(), 0.0))
     except queue.Empty:
@@ -156,13 +162,16 @@ class _Question:
 
 
 def _num_failed(text: str) -> int | None:
-    """Return how many requests have failed at a gateway; None if it does not say. Raise ValueError for no count."""
+    """Return how many requests have failed at a gateway; None if its page has no such figure.
+
+    Raises ValueError if the figure is not a count.
+    """
     counts = [_count(FAILED, sample.written) for sample in read_samples(text, FAILED)]
     return int(sum(counts)) if counts else None
 
 
 def _values(text: str) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield each load figure with its name and phase. Raise ValueError for a figure that is no count."""
+    """Yield ((name, phase), number) of each load figure. Raises ValueError if a number is not a count."""
     for sample in read_samples(text, PHASE_SAMPLES):
         name, phase = sample.name.removeprefix("phase_"), sample.labels.get("phase")
         if phase not in PHASES:
@@ -171,7 +180,7 @@ def _values(text: str) -> Iterator[tuple[tuple[str, str], float]]:
 
 
 def _count(name: str, written: str) -> float:
-    """Return a figure that must be a count. Raise ValueError if it is none."""
+    """Return the number that is `written`. Raises ValueError if it is not a count."""
     value = float(written)
     if not 0 <= value < MAX_COUNT:
         raise ValueError(f"{name} is {value}")

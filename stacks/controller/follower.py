@@ -29,7 +29,7 @@ class Follower:
 
     @property
     def is_dry_run(self) -> bool:
-        """True if nothing is written."""
+        """True if nothing may be written."""
         return self.lease is None
 
 

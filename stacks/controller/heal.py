@@ -33,7 +33,7 @@ CORDON, LOST = f"{KUBERNETES_TAINTS}unschedulable", f"{KUBERNETES_TAINTS}unreach
 
 @dataclass(frozen=True)
 class FaultReports:
-    """The faults that nodes report at one look, by their conditions and labels."""
+    """The faults that nodes report by their conditions and labels, at one look."""
 
     faulty: frozenset[str] = frozenset()  # nodes that need the plan's taint
     recovered: frozenset[str] = frozenset()  # nodes with the taint that report no fault now
@@ -42,7 +42,7 @@ class FaultReports:
 
 @dataclass(frozen=True)
 class NodeHealth:
-    """One look at the nodes and at the pods on them."""
+    """The state of the nodes, and of the pods on them, at one look."""
 
     faults: Mapping[str, Mapping[str, str]]  # unit -> node that its pods have to leave -> reason
     lost: tuple[str, ...]  # deleted pods whose node does not answer
@@ -51,7 +51,7 @@ class NodeHealth:
 
 @dataclass(frozen=True)
 class Healing:
-    """The unit that moves now, and those that cannot: which, why, and what the operator can do."""
+    """The unit that moves now; and `problems`: units that cannot move, why, and what the operator can do."""
 
     move: Scale | None = None
     problems: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Healing:
 def find_reports(
     plan: str, units: Sequence[LiveUnit], nodes: Sequence[Manifest], settings: Mapping[str, Sequence[str]], now: float
 ) -> FaultReports:
-    """Return the nodes that report a fault at the wall-clock time `now`: a condition or label named in `settings`.
+    """Return which nodes report a fault at the wall-clock time `now`: a condition or label named in `settings`.
 
     A condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, no
     more are tainted: units that restart must find a node.
@@ -108,7 +108,10 @@ def find_node_health(
 
 
 def heal(situation: Situation, decision: Decision, health: NodeHealth) -> Healing:
-    """Return the unit that moves off its faulty nodes now, if any; none during a hold or while units start or drain."""
+    """Return the unit that moves off its faulty nodes now, if any.
+
+    None moves during a hold or while units start or drain.
+    """
     stays = decision.is_held or not situation.orders.may_drain or bool(decision.scales)
     is_busy = stays or not all(unit.is_ready for unit in _running_units(situation))
     move, problems = None, []
@@ -139,7 +142,7 @@ def _obstacle(situation: Situation, unit: LiveUnit, faults: Mapping[str, str], h
 
 
 def _pods(unit: LiveUnit) -> list[str]:
-    """Return the names that a unit's LeaderWorkerSet gives its pods."""
+    """Return the names of a unit's pods, which LeaderWorkerSet gives them."""
     return [names.unit_pod_name(unit.name, worker, "leaderworkerset") for worker in range(len(unit.nodes))]
 
 
@@ -149,7 +152,7 @@ def _tolerations(pod: Manifest) -> Sequence[Mapping[str, Any]]:
 
 
 def _is_over(pod: Manifest, now: float) -> bool:
-    """True if a deleted pod should be gone by now: its deletion timestamp includes the grace period."""
+    """Return whether the deletion of a pod should have ended: its deletion timestamp includes the grace period."""
     end = parse_instant(pod["metadata"].get("deletionTimestamp") or "")
     return end is not None and end < now
 
@@ -160,7 +163,7 @@ def _reports_fault(node: Manifest, faults: Collection[tuple[str, str]], labels: 
 
 
 def _reported_lately(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequence[str], now: float) -> bool:
-    """Return whether a node that reports no fault did so in the last `STEADY_S`, as far as that can be known."""
+    """Return whether a node without a fault had one in the last `STEADY_S`, by its conditions and taints."""
     instants = [*_change_times(node, faults), *(_taint_times(node) if labels else ())]
     return any(_is_recent(each, now) for each in instants)
 
@@ -178,7 +181,7 @@ def _taint_times(node: Manifest) -> Iterator[str]:
 
 
 def _is_recent(written: str, now: float) -> bool:
-    """Return whether the time `written` is within `STEADY_S` of now, before or after: clocks may differ."""
+    """Return whether the time `written` is within `STEADY_S` of `now`. It may be later, since clocks differ."""
     instant = parse_instant(written)
     return instant is not None and abs(now - instant) < STEADY_S
 
@@ -193,7 +196,7 @@ def _has_taint(node: Manifest, key: str) -> bool:
 
 
 def _has_only_our_taint(node: Manifest, plan: str) -> bool:
-    """Return whether a node has the taint for faulty nodes, set by this plan and no other."""
+    """Return whether a node's taint for faulty nodes was set by this plan."""
     taints = [taint for taint in node["spec"].get("taints") or [] if taint["key"] == names.FAULTY_TAINT]
     return bool(taints) and all(taint.get("value") == plan for taint in taints)
 
@@ -203,9 +206,11 @@ def _describe_faults(faults: Mapping[str, str]) -> str:
 
 
 def _find_fault(node: Manifest, tolerations: Sequence[Mapping[str, Any]], *, is_over: bool) -> str | None:
-    """Return why pods with these tolerations have to leave a node, worded to follow "NODE, which"; None if they stay.
+    """Return why pods with these tolerations have to leave a node, to be put after "NODE, which".
 
-    If the fault is over, our taint for faulty nodes is no reason any more.
+    None if they may stay.
+
+    With `is_over`, our own taint for faulty nodes does not count.
     """
     for taint in repelling_taints(node, tolerations):
         if taint["key"] == CORDON:

@@ -34,7 +34,7 @@ class Health:
         self._went_well = False
 
     def note_end(self, *, went_well: bool) -> None:
-        """Note that a round has ended now."""
+        """Record that a round has ended now."""
         self._ended_at, self._went_well = self._clock(), went_well
 
     def answer(self, path: str) -> HTTPStatus:
@@ -48,7 +48,10 @@ class Health:
 
 @contextmanager
 def serve_probes(health: Health, address: str, port: int = Ports.HEALTH) -> Iterator[int]:
-    """Answer probes on a thread; yield the port in use (for port 0 the kernel chooses one). Raise ProviderError."""
+    """Answer probes on a thread, and yield the port in use (for port 0 the kernel chooses one).
+
+    Raises ProviderError if the port is taken.
+    """
     try:
         server = (_Server6 if ":" in address else _Server)((address, port), _handler(health))
     except OSError as error:
@@ -66,7 +69,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. Without a free file descriptor, pause: it stays pending, and the loop would spin."""
+        """Accept a connection. If no descriptor is left, pause: it stays pending, and the loop would spin otherwise."""
         try:
             return super().get_request()
         except OSError:
@@ -90,6 +93,6 @@ def _handler(health: Health) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Say nothing: a kubelet asks every few seconds."""
+            """Log nothing: a kubelet asks every few seconds."""
 
     return Handler

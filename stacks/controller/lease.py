@@ -28,7 +28,7 @@ MOST_TRANSITIONS = 2**31 - 1  # the field `leaseTransitions` is an int32
 
 
 class Lease:
-    """A Kubernetes Lease, the `holder` that wants it, and the field `manager` that writes it."""
+    """A Kubernetes Lease, its would-be `holder`, and the field `manager` that writes it."""
 
     def __init__(self, namespace: str, name: str, holder: str, manager: str) -> None:
         self.reference = Reference(API_VERSION, "Lease", namespace, name)
@@ -37,26 +37,32 @@ class Lease:
         self._unchanged_since = 0.0
 
     def acquire(self, api: Api, now: float) -> bool:
-        """Take or renew the lease. Return False if another holds it. Raise ProviderError."""
+        """Take or renew the lease. Return False if another controller holds it.
+
+        Raises ProviderError if the cluster fails.
+        """
         live = api.get(self.reference)
         if live is not None and self._is_held_by_another(live["spec"], now):
             return False
         return self._write(api, live, self.holder, now)
 
     def release(self, api: Api, now: float) -> None:
-        """Release the lease, so that another can take it at once. Raise ProviderError."""
+        """Release the lease, so that another controller can take it at once.
+
+        Raises ProviderError if the cluster fails.
+        """
         live = api.get(self.reference)
         if live is not None and live["spec"].get("holderIdentity") == self.holder:
             self._write(api, live, "", now)
 
     def _is_held_by_another(self, spec: Manifest, now: float) -> bool:
-        """Return whether another controller still holds the lease; restart the countdown if the clock was set back."""
+        """Return whether another controller still holds the lease. If the clock was set back, its time counts anew."""
         if spec != self._last_spec or now < self._unchanged_since:
             self._last_spec, self._unchanged_since = spec, now
         return spec.get("holderIdentity") not in (None, "", self.holder) and now < self._unchanged_since + LASTS_S
 
     def _write(self, api: Api, live: Manifest | None, holder: str, now: float) -> bool:
-        """Write the lease, unless somebody else has written it since; return whether it was written."""
+        """Write the lease, unless it was written by others since it was read. Return whether it was written."""
         was = live["spec"] if live is not None else {}
         is_new = was.get("holderIdentity") != holder
         spec = {

@@ -23,13 +23,13 @@ RECLAIMED: Mark = "reclaimed"
 
 @dataclass(frozen=True)
 class Marks:
-    """The free and the reclaimed nodes, each in the order of their units."""
+    """The free and the reclaimed nodes, both in the order of their units."""
 
     free: tuple[str, ...] = ()
     reclaimed: tuple[str, ...] = ()
 
     def lookup(self, node: str) -> Mark | None:
-        """Return the mark of a node."""
+        """Return the mark of a node; None if it has none."""
         return FREE if node in self.free else RECLAIMED if node in self.reclaimed else None
 
     def keep_previous(self, nodes: Collection[str], before: "Marks") -> "Marks":
@@ -56,7 +56,7 @@ def decide_marks(situation: Situation, now: float) -> Marks:
 
 
 def lending_events(situation: Situation, before: Marks, after: Marks) -> Iterator[tuple[str, str]]:
-    """Yield reason and message of an event for each unit whose nodes have become free or reclaimed."""
+    """Yield (reason, message) of an event for each unit all of whose nodes have become free or reclaimed."""
     words = {
         (FREE, None): ("Freed", "are free"),
         (FREE, RECLAIMED): ("Freed", "are free"),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stacks.controller.act import mark_nodes, write_changes, write_status
-from stacks.controller.changes import Change, changes_json, follow_changes
+from stacks.controller.changes import ChangeRecord, changes_json, follow_changes
 from stacks.controller.decide import Decision, decide
 from stacks.controller.faulty_nodes import handle_faulty_nodes
 from stacks.controller.follower import Follower, apply_scale, report_event
@@ -42,9 +42,9 @@ PERIOD_S = 5.0  # assumed: short beside warm-ups of minutes, and three of them r
 
 
 def follow(follower: Follower, is_over: Callable[[], bool], wait: Callable[[float], object], health: Health) -> None:
-    """Run rounds until `is_over`, with a `wait` of some seconds between two. An error is reported, and rounds go on.
+    """Run rounds until `is_over`, with a `wait` between two. A round's error is reported, and the next round comes.
 
-    `health` notes how each round ends.
+    `health` records how each round ends.
     """
     said, last = "", -math.inf
     while not is_over():
@@ -65,9 +65,9 @@ def follow(follower: Follower, is_over: Callable[[], bool], wait: Callable[[floa
 
 
 def run_once(follower: Follower, now: float) -> str:
-    """Do one round and release the lease. Return what the operator should know.
+    """Do one round and release the lease. Return the round's message for the operator.
 
-    Raise ProviderError.
+    Raises ProviderError if the cluster refuses or cannot be reached.
     """
     news = run_round(follower, now, math.inf)
     if follower.lease is not None:
@@ -76,9 +76,11 @@ def run_once(follower: Follower, now: float) -> str:
 
 
 def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> str:
-    """Do the work of one round at `now`. Return what the operator should know. Raise ProviderError.
+    """Do the work of one round at `now`. Return its message for the operator.
 
-    The last successful round was `elapsed_s` ago. Few rounds look at nodes; the first one does.
+    The last successful round was `elapsed_s` ago. Few rounds look at nodes; the first one does. Raises ProviderError if
+    the
+    cluster refuses or cannot be reached.
     """
     api = follower.api
     if follower.lease is not None and not follower.lease.acquire(api, now):
@@ -113,7 +115,7 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
     return "; ".join([f"state {decision.state}: {decision.reason}", *unmarked])
 
 
-def _note_changes(follower: Follower, deployment: Manifest, changes: Sequence[Change]) -> None:
+def _note_changes(follower: Follower, deployment: Manifest, changes: Sequence[ChangeRecord]) -> None:
     """Write the records of changes to the deployment's status before acting on them."""
     written = changes_json(changes)
     if follower.is_dry_run or written == ((deployment.get("status") or {}).get("changes") or []):
@@ -125,7 +127,7 @@ def _note_changes(follower: Follower, deployment: Manifest, changes: Sequence[Ch
 
 
 def _find_news(deployment: Manifest, measurement: Measurement, decision: Decision) -> Iterator[tuple[str, str, bool]]:
-    """Yield events about orders and the gateway's figures: reason, message, whether the operator has to act."""
+    """Yield (reason, message, is_warning) of events about orders and the gateways' figures."""
     unread = measurement.observation.situation.orders.unreadable
     for condition, reason, messages in (
         (FOLLOWING, "WrongOrder", unread),
@@ -146,7 +148,7 @@ def _find_news(deployment: Manifest, measurement: Measurement, decision: Decisio
 def _lend_nodes(
     follower: Follower, deployment: Manifest, observation: Observation, now: float, elapsed_s: float
 ) -> tuple[Marks, Sequence[str]]:
-    """Mark nodes as free or reclaimed. Return the resulting marks of all nodes, and what went wrong."""
+    """Mark nodes as free or reclaimed. Return the resulting marks of all nodes, and a text for each failure."""
     situation, before = observation.situation, previous_marks(deployment)
     marks = decide_marks(situation, observation.clock.day_time(now))
     is_due = marks != before or now % LOOK_AT_NODES_S < elapsed_s
@@ -170,7 +172,7 @@ def _lend_nodes(
 def _mark_nodes(
     follower: Follower, deployment: Manifest, situation: Situation, marks: Marks
 ) -> Mapping[str, ProviderError]:
-    """Mark the units' nodes. Return each node that could not be marked, and why."""
+    """Mark the units' nodes. Return node -> error for those that could not be marked."""
     nodes = list(dict.fromkeys(node for unit in situation.units for node in unit.nodes))
     try:
         return dict(mark_nodes(follower.api, deployment["metadata"]["name"], nodes, marks))

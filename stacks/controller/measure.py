@@ -21,7 +21,7 @@ __all__ = ["Measurement", "measure", "previous_floors", "previous_suspects"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """An observation of the cluster, adjusted by what the gateway measures."""
+    """An observation of the cluster, adjusted by what the gateways measure."""
 
     observation: Observation
     demand: Demand | None = None  # none for a deployment that does not follow it
@@ -30,7 +30,7 @@ class Measurement:
 
 
 def measure(deployment: Manifest, observation: Observation, now: float) -> Measurement:
-    """Apply the gateway's figures to an observation at the wall-clock time `now`."""
+    """Return an observation at the wall-clock time `now`, adjusted by the gateways' figures."""
     settings = deployment["spec"]
     if "metrics" not in settings:
         return Measurement(observation)
@@ -48,7 +48,7 @@ def measure(deployment: Manifest, observation: Observation, now: float) -> Measu
 
 
 def previous_floors(deployment: Manifest) -> dict[Phase, Floor]:
-    """Return each phase's floor in the deployment's status, without those whose end is no valid time."""
+    """Return phase -> its floor in the deployment's status, without floors whose end is not a valid time."""
     written = (deployment.get("status") or {}).get("demand") or []
     return {
         each["phase"]: Floor(each["units"], until, each["peak"], _read_since(each))
@@ -58,7 +58,7 @@ def previous_floors(deployment: Manifest) -> dict[Phase, Floor]:
 
 
 def previous_suspects(deployment: Manifest) -> dict[str, Suspect]:
-    """Return the units in the deployment's status that one slow rank may hold up."""
+    """Return unit -> suspected straggler, as the deployment's status has it."""
     written = (deployment.get("status") or {}).get("stragglers") or []
     return {each["unit"]: Suspect(each["isLast"], _read_since(each)) for each in written}
 
@@ -87,14 +87,14 @@ def _suspects(deployment: Manifest, observation: Observation, figures: Figures, 
 
 
 def _notice_s(observation: Observation) -> float:
-    """Return the notice in real seconds that users of a lent node get before its unit starts."""
+    """Return how many real seconds of notice users of a lent node get before its unit starts."""
     return observation.situation.timetable.notice_s / observation.clock.pace
 
 
 def _apply_demand(
     observation: Observation, demand: Demand | None, suspects: Mapping[str, Suspect], now: float
 ) -> Observation:
-    """Return the observation with the demand's floors, suspects moved last, and the units on if the load lasts."""
+    """Return the observation with demand's floors, suspects last, and the units that stay on if the load lasts."""
     floors = {phase: each.units for phase, each in demand.floors.items()} if demand else {}
     last = {unit for unit, each in suspects.items() if each.is_last}
     may_be_last = last ^ {unit for unit, each in suspects.items() if each.since is not None}

@@ -11,9 +11,9 @@ from planner.facts.day import DAY_MINUTES, minute_of
 from planner.facts.terms import Phase
 from planner.schedule.schedule import OtherDays, Step, Timetable
 from stacks.controller.clock import Clock
+from stacks.controller.kv_formats import find_other_kv_formats
 from stacks.controller.lend import FREE, RECLAIMED, Marks
 from stacks.controller.situation import Force, LiveUnit, Orders, Situation
-from stacks.controller.strangers import find_strangers
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, Reference, find_condition, parse_instant
@@ -43,7 +43,10 @@ NOW = "now"
 
 
 class WrongDay(ValueError):
-    """A TidemillDeployment is valid by its schema, but its day cannot be followed; the text names field and reason."""
+    """The day of a TidemillDeployment cannot be followed, though the object fits its schema.
+
+    The text names field and reason.
+    """
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,18 @@ def deployment_reference(namespace: str, name: str) -> Reference:
 
 
 def find_deployment(api: Api, namespace: str, name: str) -> Manifest | None:
-    """Return the live TidemillDeployment; None if it does not exist. Raise ProviderError."""
+    """Return the live TidemillDeployment; None if it does not exist.
+
+    Raises ProviderError if the cluster cannot be asked.
+    """
     return api.get(deployment_reference(namespace, name))
 
 
 def observe(api: Api, deployment: Manifest, now: float) -> Observation:
-    """Read the deployment's units from the cluster, at the wall-clock time `now`. Raise ProviderError or WrongDay."""
+    """Read the deployment's units from the cluster, at the wall-clock time `now`.
+
+    Raises ProviderError if the cluster cannot be asked, and WrongDay if the day cannot be followed.
+    """
     metadata, spec, clock = deployment["metadata"], deployment["spec"], read_clock(deployment)
     if not clock.has_date(now):
         began = metadata["creationTimestamp"]
@@ -77,8 +86,8 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
     looked = [_name(each) for each in units] if is_changing else _units_not_yet_free(deployment, units)
     pods, unseen = _list_pods(api, metadata["namespace"], looked)
     occupied = dict.fromkeys(looked, ()) if unseen else _occupied_nodes(pods)
-    strangers, gateway = find_strangers(api, deployment, units, pods) if outdated else (set(), "newest")
-    situation = read_situation(spec, units, clock, now, occupied, outdated, strangers & outdated)
+    differing, gateway = find_other_kv_formats(api, deployment, units, pods) if outdated else (set(), "newest")
+    situation = read_situation(spec, units, clock, now, occupied, outdated, differing & outdated)
     noticed_s = (now - _outdated_since(deployment, now)) * clock.pace
     return Observation(
         replace(
@@ -93,13 +102,16 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
 
 
 def list_units(api: Api, deployment: Manifest) -> list[Manifest]:
-    """Return the LeaderWorkerSets of all units, units that have left the plan included. Raise ProviderError."""
+    """Return the LeaderWorkerSets of all units, those of departed units included.
+
+    Raises ProviderError if they cannot be listed.
+    """
     selector = f"{names.PLAN_LABEL}={deployment['metadata']['name']}"
     return api.list_all(UNIT_API_VERSION, UNIT_KIND, deployment["metadata"]["namespace"], labelSelector=selector)
 
 
 def unit_pods(api: Api, deployment: Manifest) -> list[Manifest]:
-    """Return the pods of all units. Raise ProviderError."""
+    """Return the pods of all units. Raises ProviderError if they cannot be listed."""
     selector = f"{names.PLAN_LABEL}={deployment['metadata']['name']},{names.UNIT_LABEL}"
     return api.list_all("v1", "Pod", deployment["metadata"]["namespace"], labelSelector=selector)
 
@@ -118,20 +130,21 @@ def read_situation(
     now: float,
     occupied: Mapping[str, Collection[str]] = MappingProxyType({}),
     outdated: Collection[str] = (),
-    strangers: Collection[str] = (),
+    differing: Collection[str] = (),
 ) -> Situation:
-    """Return the situation at the time `now`, from a deployment's spec and its units' objects. Raise WrongDay.
+    """Return the situation at the time `now`, from a deployment's spec and its units' objects.
 
-    `occupied` maps a unit to the nodes that its pods are on; a unit without pods, or whose pods nobody looked at, is
-    missing.
+    `occupied` maps a unit to the nodes that its pods are on. A unit is missing there if it has no pods, or if nobody
+    looked
+    at them. Raises WrongDay if the day cannot be followed.
     """
     live = {each["metadata"]["name"]: each for each in objects}
     units = []
     for each in spec["units"]:
         unit = _unit(each, live.get(each["name"]), occupied.get(each["name"]))
         is_late = unit.is_on and not unit.is_ready and _is_late(live[unit.name], spec, now)
-        is_outdated, is_stranger = unit.name in outdated, unit.name in strangers
-        units.append(replace(unit, is_outdated=is_outdated, is_stranger=is_stranger, is_late=is_late))
+        is_outdated, has_other_kv_format = unit.name in outdated, unit.name in differing
+        units.append(replace(unit, is_outdated=is_outdated, has_other_kv_format=has_other_kv_format, is_late=is_late))
     steps = tuple(_read_steps(spec, "steps", spec["steps"]))
     return Situation(
         _read_timetable(spec, steps),
@@ -143,18 +156,18 @@ def read_situation(
 
 
 def previous_marks(deployment: Manifest) -> Marks:
-    """Return the marks of nodes in the deployment's status."""
+    """Return the nodes' marks in the deployment's status."""
     nodes = (deployment.get("status") or {}).get("nodes") or {}
     return Marks(tuple(nodes.get(FREE) or ()), tuple(nodes.get(RECLAIMED) or ()))
 
 
 def previous_units(deployment: Manifest) -> list[str]:
-    """Return the status's list of units, departed ones that still existed included."""
+    """Return the units in the deployment's status, with departed ones that still existed then."""
     return list((deployment.get("status") or {}).get("unitNames") or ())
 
 
 def _find_departed(deployment: Manifest, units: Sequence[Manifest]) -> list[Manifest]:
-    """Return the LeaderWorkerSets of units that were in the plan and have left it."""
+    """Return the LeaderWorkerSets of units that the plan had and no longer has."""
     planned, known = {each["name"] for each in deployment["spec"]["units"]}, {*previous_units(deployment)}
     return [
         each for each in units if _name(each) in known - planned and names.PHASE_LABEL in each["metadata"]["labels"]
@@ -167,7 +180,7 @@ def _departed_unit(live: Manifest, occupied: Mapping[str, Collection[str]]) -> L
 
 
 def _units_not_yet_free(deployment: Manifest, units: Sequence[Manifest]) -> list[str]:
-    """Return the units that are off, none of whose nodes is marked as free yet, if the plan lends nodes."""
+    """Return the units that are off and none of whose nodes is marked as free; none if the plan lends no nodes."""
     if "lendNodes" not in deployment["spec"]:
         return []
     off = {each["metadata"]["name"] for each in units if each["spec"].get("replicas") == 0}
@@ -180,7 +193,9 @@ def _units_not_yet_free(deployment: Manifest, units: Sequence[Manifest]) -> list
 
 
 def _find_outdated(api: Api, namespace: str, units: Sequence[Manifest]) -> tuple[set[str], str | None]:
-    """Return the units whose pods have an older template than their objects, and an error if that is not known.
+    """Return the units whose pods have an older template than their objects.
+
+    If that is unknown, return an error's text too.
 
     A unit that is off is outdated until its new template is current: if started earlier, it may get either template.
     """
@@ -231,14 +246,14 @@ def _is_late(unit: Manifest, spec: Mapping[str, Any], now: float) -> bool:
 
 
 def _outdated_since(deployment: Manifest, now: float) -> float:
-    """Return the time since which units are outdated, by the deployment's status; `now` if it does not say so yet."""
+    """Return the time since when units are outdated, by the deployment's status; `now` if it has none."""
     current = find_condition(deployment, CURRENT)
     since = parse_instant(current["lastTransitionTime"]) if current.get("status") == "False" else None
     return now if since is None else since
 
 
 def _list_pods(api: Api, namespace: str, units: Sequence[str]) -> tuple[list[Manifest], str | None]:
-    """Return the pods of these units, and an error if they cannot be listed."""
+    """Return the pods of these units; if they cannot be listed, no pods and the error's text."""
     if not units:
         return [], None
     selector = f"{names.UNIT_LABEL} in ({','.join(units)})"
@@ -249,7 +264,7 @@ def _list_pods(api: Api, namespace: str, units: Sequence[str]) -> tuple[list[Man
 
 
 def _occupied_nodes(pods: Sequence[Manifest]) -> Mapping[str, Collection[str]]:
-    """Return the nodes that each unit's pods are on, by the unit's name."""
+    """Return unit -> the nodes that its pods are on."""
     found: dict[str, set[str]] = {}
     for each in pods:
         nodes = found.setdefault(each["metadata"]["labels"][names.UNIT_LABEL], set())

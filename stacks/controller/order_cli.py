@@ -42,7 +42,7 @@ FORM = "%Y-%m-%dT%H:%M:%SZ"  # as Kubernetes writes times
 
 
 def add_hold(commands: Any) -> None:
-    """Add the command to `commands`, the result of `add_subparsers`."""
+    """Add `tidemill hold` to `commands`, the result of argparse's `add_subparsers`."""
     hold = add_command(
         commands,
         "hold",
@@ -53,7 +53,7 @@ def add_hold(commands: Any) -> None:
 
 
 def add_force(commands: Any) -> None:
-    """Add the command to `commands`, the result of `add_subparsers`."""
+    """Add `tidemill force` to `commands`, the result of argparse's `add_subparsers`."""
     force = add_command(
         commands,
         "force",
@@ -101,7 +101,7 @@ def _give_order(arguments: argparse.Namespace) -> None:
 
 
 def require_deployment(found: Manifest | None, order: Order, namespace: str, name: str) -> Manifest:
-    """Return the deployment, or raise CallError if none was found."""
+    """Return the deployment. Raises CallError if none was found."""
     if found is not None:
         return found
     rule = f"R505 must be a {DEPLOYMENT_KIND} of the namespace {namespace}"
@@ -111,7 +111,7 @@ def require_deployment(found: Manifest | None, order: Order, namespace: str, nam
 
 
 def require_state_or_end(order: Order, state: str | None, *, is_end: bool) -> None:
-    """Raise CallError if a forced state is missing or no time of day, or if a state is given to end an order."""
+    """Raises CallError if a forced state is missing or no time of day, or is given with an order's end."""
     if order == "force" and (state is None) != is_end:
         rule = "R502 must not be given with --end" if is_end else "R502 must be given with --until"
         reason = "an order names a state, and there is one order at most"
@@ -122,13 +122,16 @@ def require_state_or_end(order: Order, state: str | None, *, is_end: bool) -> No
 
 
 def require_end(order: Order, written: str | None) -> None:
-    """Raise CallError if an order's end is neither a time nor a duration; the cluster's time is not needed for that."""
+    """Raises CallError if an order's end is neither a time nor a duration. This does not need the cluster's time."""
     if written is not None and _read_end(written, 0.0) is None:
         raise _wrong_end(order, written, "a time")
 
 
 def read_until(order: Order, written: str, now: float) -> str:
-    """Return the time at which an order ends, in Kubernetes' format. `now` is the cluster's time. Raise CallError."""
+    """Return the time at which an order ends, in Kubernetes' format. `now` is the cluster's time.
+
+    Raises CallError if `written` is neither a time nor a duration, or if the order may not end then.
+    """
     end = _read_end(written, now)
     if end is not None and end > now:
         return datetime.fromtimestamp(end, UTC).strftime(FORM)
@@ -143,7 +146,7 @@ def _wrong_end(order: Order, written: str, time: str) -> CallError:
 
 
 def read_state(written: str, steps: Sequence[dict[str, Any]]) -> str:
-    """Return the state `written` if one of the day's `steps` begins then; else raise CallError."""
+    """Return `written` if one of the day's `steps` begins at that time. Raises CallError otherwise."""
     states = [step["at"] for step in steps]
     if written in states:
         return written
@@ -160,7 +163,7 @@ def _state(written: str | None, steps: Sequence[dict[str, Any]]) -> dict[str, st
 
 
 def _read_end(written: str, now: float) -> float | None:
-    """Return the instant that a time or a duration from `now` names; None if it is neither, or too far for Python."""
+    """Return the instant that a time, or a duration from `now`, names; None if it is neither or too far for Python."""
     seconds = read_seconds(written)
     try:
         if seconds is not None:

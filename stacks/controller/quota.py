@@ -24,7 +24,10 @@ GROUP, KIND = "kueue.x-k8s.io", "ClusterQueue"
 
 
 def update_quota(api: Api, settings: Mapping[str, Any], num_free: int) -> str | None:
-    """Set the flavor's quotas to the resources of `num_free` nodes. Return the change in words. Raise ProviderError."""
+    """Set the flavor's quotas to the resources of `num_free` nodes. Return the change in words, or None.
+
+    Raises ProviderError if the API server refuses or cannot be reached.
+    """
     versions = api.versions(GROUP)
     if not versions:
         raise ProviderError("the cluster has no Kueue")
@@ -46,7 +49,7 @@ def update_quota(api: Api, settings: Mapping[str, Any], num_free: int) -> str | 
 def groups_with_quota(queue: Manifest, flavor: str, quotas: Mapping[str, int]) -> list[Any] | None:
     """Return the ClusterQueue's resource groups with `quotas` set in `flavor`; None if they are set already.
 
-    The server replaces the list as a whole. Raise ProviderError if the flavor lacks one of the resources.
+    The server replaces the list as a whole. Raises ProviderError if the flavor lacks one of the resources.
     """
     groups: list[Any] = deepcopy(queue["spec"].get("resourceGroups") or [])
     found = {

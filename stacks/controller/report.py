@@ -19,7 +19,7 @@ from typing import Any
 
 from planner.facts.calendar import wall_time
 from planner.facts.day import hh_mm
-from stacks.controller.changes import Change, changes_json
+from stacks.controller.changes import ChangeRecord, changes_json
 from stacks.controller.clock import Clock, timestamp
 from stacks.controller.decide import Decision, NextChange
 from stacks.controller.demand import Demand
@@ -54,11 +54,11 @@ def build_status(
     marks: Marks,
     problems: Sequence[str] | None,
     unit_names: Sequence[str],
-    changes: Sequence[Change],
+    changes: Sequence[ChangeRecord],
     now: float,
     deployment: Manifest,
 ) -> Status:
-    """Return the status at the wall-clock time `now`; fields that have not changed stay as they are.
+    """Return the status at the wall-clock time `now`. Fields that have not changed stay as they are.
 
     `problems` are reasons why units stay on faulty nodes, None if this round did not look at nodes. `unit_names` are
     the units of the plan, and those that have left it and still exist.
@@ -100,7 +100,7 @@ def build_wrong_day_status(why: str, now: float, deployment: Mapping[str, Any]) 
 
 
 def _following_status(orders: Orders, decision: Decision) -> tuple[str, str]:
-    """Return status and reason of the condition Following: whether units follow the day or a forced state."""
+    """Return (status, reason) of the condition Following: whether units follow the day or a forced state."""
     follows = "True" if orders.may_drain and not decision.is_held else "False"
     if orders.unreadable:
         return follows, "WrongOrder"
@@ -162,14 +162,14 @@ def _forecast_condition(decision: Decision, demand: Demand | None) -> Iterator[C
 
 
 def _floors_json(demand: Demand) -> Iterator[dict[str, Any]]:
-    """Yield the demand floors, saved for the next round."""
+    """Yield the demand floors in the form in which the status keeps them for the next round."""
     for phase, floor in demand.floors.items():
         until = timestamp(floor.until)
         yield {"phase": phase, "units": floor.units, "until": until, "peak": floor.peak, **_since_json(floor.since)}
 
 
 def _suspects_json(suspects: Mapping[str, Suspect]) -> Iterator[dict[str, Any]]:
-    """Yield the suspects, saved for the next round."""
+    """Yield the suspects in the form in which the status keeps them for the next round."""
     for unit, each in suspects.items():
         yield {"unit": unit, "isLast": each.is_last, **_since_json(each.since)}
 
@@ -206,7 +206,7 @@ def _conditions_json(conditions: Sequence[Condition], deployment: Mapping[str, A
 def _conditions(
     conditions: Sequence[Condition], before: Mapping[str, Mapping[str, str]], now: float
 ) -> Iterator[dict[str, str]]:
-    """Yield the conditions with the time at which each took its present status."""
+    """Yield the conditions in the status's form, each with the time since when it has its present status."""
     for kind, status, reason, message in conditions:
         same = before.get(kind)
         since = same["lastTransitionTime"] if same and same["status"] == status else timestamp(now)

@@ -23,7 +23,7 @@ Gateway = Literal[
 
 @dataclass(frozen=True)
 class LiveUnit:
-    """The live state of one unit of the plan in the cluster."""
+    """The present state of one unit of the plan in the cluster."""
 
     name: str
     phase: Phase
@@ -33,7 +33,7 @@ class LiveUnit:
     is_outdated: bool = False  # its pods have an older template than its object, or would have if they started now
     is_unseen: bool = False  # LeaderWorkerSet's controller has not seen the object's last change yet
     num_nodes: int = 1
-    is_stranger: bool = False  # it is outdated, and cannot exchange KV with units that have the newest template
+    has_other_kv_format: bool = False  # it is outdated, and cannot exchange KV with units that have the newest template
     is_late: bool = False  # it has been starting for longer than a start may take
     nodes: tuple[str, ...] = ()  # the nodes that the plan gives it
     holds: frozenset[str] = frozenset()  # nodes that its pods are on; empty while no unit of the plan is outdated
@@ -65,7 +65,7 @@ class Orders:
 
 @dataclass(frozen=True)
 class Situation:
-    """Everything that a decision depends on, as found at one look."""
+    """Everything that a decision depends on, at one look."""
 
     timetable: Timetable
     units: Sequence[LiveUnit]  # in the plan's order
@@ -80,5 +80,5 @@ class Situation:
     has_given_notice: bool = True  # whether users of free nodes have known for long enough that units change
 
     def phases(self) -> Mapping[str, Phase]:
-        """Return the phase of each unit by the unit's name."""
+        """Return unit -> its phase."""
         return {unit.name: unit.phase for unit in self.units}

@@ -22,7 +22,7 @@ LASTS_S = 120.0  # assumed: requests are spread unevenly for moments only
 
 @dataclass(frozen=True)
 class Suspect:
-    """A unit that one slow rank holds up, so that it is used last now or may be soon."""
+    """A unit that one slow rank may slow down. It is used last in its phase, now or soon."""
 
     is_last: bool
     since: float | None = None  # since when the gateway reports the opposite of `is_last`; None if it agrees
@@ -31,7 +31,7 @@ class Suspect:
 def follow_stragglers(
     before: Mapping[str, Suspect], slow: Collection[str], serving: Collection[str], now: float, lasts_s: float = LASTS_S
 ) -> dict[str, Suspect]:
-    """Return the suspects after a look at which the gateway named the `slow` ones of the `serving` units."""
+    """Return the suspects after a look. `slow` are those of the `serving` units that the gateway reports as slow."""
     after = {}
     for unit in sorted({*before, *slow}):
         known = before.get(unit, Suspect(False))
@@ -43,7 +43,7 @@ def follow_stragglers(
 
 
 def move_last(situation: Situation, last: Collection[str]) -> Situation:
-    """Return the situation with the units in `last` moved behind the others of their phase, in the schedule too."""
+    """Return the situation with the units in `last` behind the other units of their phase, in the schedule too."""
     units = sorted(situation.units, key=lambda unit: unit.name in last)  # keeps the order of all others
     queues: dict[Phase, Iterator[str]] = {
         phase: iter([unit.name for unit in units if unit.phase == phase]) for phase in situation.phases().values()

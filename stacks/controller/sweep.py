@@ -37,9 +37,9 @@ REVISION_LABEL = "leaderworkerset.sigs.k8s.io/template-revision-hash"
 
 
 def remove_departed(follower: Follower, deployment: Manifest, leaving: Collection[str], now: float) -> list[str]:
-    """Delete the `leaving` units, and the other objects of units already deleted. Return all units that still exist.
+    """Delete the `leaving` units, and what is left of units already deleted. Return all units that exist.
 
-    Raise ProviderError.
+    Raises ProviderError if the cluster refuses or cannot be reached.
     """
     planned = [each["name"] for each in deployment["spec"]["units"]]
     departed = [unit for unit in previous_units(deployment) if unit not in planned]
@@ -57,7 +57,7 @@ def remove_departed(follower: Follower, deployment: Manifest, leaving: Collectio
 
 
 def sweep(follower: Follower, deployment: Manifest, now: float, elapsed_s: float) -> None:
-    """Delete revisions and ConfigMaps that nobody uses, every `LOOK_S` seconds. The last round was `elapsed_s` ago."""
+    """Delete unused revisions and ConfigMaps, every `LOOK_S` seconds. The last round was `elapsed_s` ago."""
     if now % LOOK_S >= elapsed_s or follower.is_dry_run:
         return
     api, namespace = follower.api, deployment["metadata"]["namespace"]
@@ -80,7 +80,7 @@ def sweep(follower: Follower, deployment: Manifest, now: float, elapsed_s: float
 def find_unused_revisions(
     units: Sequence[Manifest], pods: Sequence[Manifest], revisions: Sequence[Manifest]
 ) -> list[Manifest]:
-    """Return revisions to delete: neither a unit's newest, nor the newest one with the template of an existing pod."""
+    """Return all revisions but each unit's newest, and the newest with the template of an existing pod."""
     owners = {object_uid(unit) for unit in units}
     used = {_revision(pod) for pod in pods}
     unused, newest = [], set()
@@ -96,7 +96,7 @@ def find_unused_revisions(
 
 
 def find_unused_configs(users: Sequence[Manifest], configs: Sequence[Manifest], now: float) -> list[Manifest]:
-    """Return those of `configs` that are at least a day old and that none of the `users` mounts."""
+    """Return which of `configs` are at least a day old and mounted by none of `users`."""
     named = {name for user in users for name in mounted_configs(user)}
     return [
         each
@@ -118,7 +118,10 @@ def _delete_unit(follower: Follower, deployment: Manifest, unit: Manifest, now: 
 
 
 def _delete_companions(follower: Follower, deployment: Manifest, unit: str) -> bool:
-    """Delete a unit's objects but its LeaderWorkerSet. Return whether none is left, ConfigMaps aside (see `sweep`)."""
+    """Delete a unit's objects other than its LeaderWorkerSet and ConfigMaps (see `sweep`).
+
+    Return whether none is left.
+    """
     if follower.is_dry_run:
         return False
     for api_version, kind in COMPANIONS:
@@ -133,6 +136,6 @@ def _delete_companions(follower: Follower, deployment: Manifest, unit: str) -> b
 
 
 def _revision(live: Manifest) -> tuple[str | None, str | None]:
-    """Return the unit of a pod or a revision, and the hash of its template, by its labels."""
+    """Return (unit, hash of the template) of a pod or a revision, from its labels."""
     labels = live["metadata"].get("labels") or {}
     return labels.get(SET_LABEL), labels.get(REVISION_LABEL)

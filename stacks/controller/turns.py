@@ -15,9 +15,9 @@ unit is ready or has another template: the former one, for which it has the firs
 Outdated units that are not ready serve nobody. Once their phase has a ready unit with the new template they all go at
 once.
 
-Units of two KV formats are strangers, and the gateway serves one format. The new gateway is ready once each phase has a
-unit of the new format, so one of each phase goes first, all at once: the old gateway needs the others. When the new
-gateway has taken over, nobody uses the others, and they go together.
+Units of two KV formats cannot exchange KV, and the gateway serves one format. The new gateway is ready once each phase
+has a unit of the new format, so one of each phase goes first, all at once: the old gateway needs the others. When the
+new gateway has taken over, nobody uses the others, and they go together.
 
 Units of another engine may exchange KV only with those of their own image, and its router does not know. They all go at
 once when the image changes, and nobody stands in. `with_room`, they never go.
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from planner.facts.terms import Phase
 from stacks.controller.situation import Gateway, LiveUnit
 
-__all__ = ["Turns", "decide_turns", "find_awaited", "holders"]
+__all__ = ["Turns", "decide_turns", "find_awaited", "find_holders"]
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,16 @@ def decide_turns(
 ) -> Turns:
     """Return which outdated units restart now with their new template.
 
-    `on` are the units that should run, `needed` how many of each phase have to serve. `stand_ins` are on, or will be
-    once users of their free nodes have had notice.
+    `on` are the units that should run, and `needed` counts for each phase how many have to serve. `stand_ins` are on,
+    or
+    will be once users of their free nodes have had notice.
     """
     outdated = tuple(unit.name for unit in units if unit.is_outdated and (unit.is_on or unit.name in on))
     if not outdated:
         return Turns()
     running = tuple(unit.name for unit in units if unit.is_outdated and unit.is_on)
-    are_strangers = any(unit.is_stranger for unit in units)
-    if are_strangers and gateway == "blind":
+    kv_formats_differ = any(unit.has_other_kv_format for unit in units)
+    if kv_formats_differ and gateway == "blind":
         return Turns(
             running if may_lack_one else (),
             outdated,
@@ -73,16 +74,16 @@ def decide_turns(
     if paused := next(_find_pauses(units, on), None):
         unit, why = paused
         return Turns((), outdated, _say_who_waits([name for name in outdated if name != unit.name], why), unit.is_late)
-    if are_strangers and _proven_phases(units) >= {unit.phase for unit in units if unit.name in on}:
-        return _change_the_others(running, outdated, gateway)
+    if kv_formats_differ and _proven_phases(units) >= {unit.phase for unit in units if unit.name in on}:
+        return _restart_the_rest(running, outdated, gateway)
     noticed = {unit.phase for unit in units if unit.name in stand_ins and unit.name not in on}
     ready = Counter(unit.phase for unit in units if unit.is_on and unit.is_ready)
     begin: list[str] = []
-    for group in _next_groups(units, on, are_strangers=are_strangers):
+    for group in _next_groups(units, on, kv_formats_differ=kv_formats_differ):
         lost = Counter(unit.phase for unit in group if unit.is_ready)
         if _keeps_enough(lost, ready, needed) or (may_lack_one and noticed.isdisjoint(lost)):
             begin += [unit.name for unit in group]
-        elif are_strangers:
+        elif kv_formats_differ:
             begin = []
             break
     if begin:
@@ -91,23 +92,23 @@ def decide_turns(
     return Turns((), outdated, _say_who_waits(outdated, why))
 
 
-def holders(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
+def find_holders(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
     """Return the other units that have pods on the nodes of `unit`."""
     return [each for each in units if each.name != unit.name and not each.holds.isdisjoint(unit.nodes)]
 
 
 def find_awaited(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
-    """Return the units that must leave before `unit` can start on its nodes, and in turn the units that those await."""
+    """Return the units that must leave before `unit` can start on its nodes, those that they wait for included."""
     found: list[LiveUnit] = []
     left = [unit]
     while left:
-        more = [each for each in holders(left.pop(), units) if each not in found]
+        more = [each for each in find_holders(left.pop(), units) if each not in found]
         found += more
         left += more
     return found
 
 
-def _change_the_others(running: tuple[str, ...], outdated: tuple[str, ...], gateway: Gateway) -> Turns:
+def _restart_the_rest(running: tuple[str, ...], outdated: tuple[str, ...], gateway: Gateway) -> Turns:
     """Restart all units of the former KV format together, once the gateway serves the newest one."""
     if gateway == "former":
         return Turns((), outdated, _say_who_waits(outdated, "the gateway for their new KV format is not ready yet"))
@@ -115,12 +116,12 @@ def _change_the_others(running: tuple[str, ...], outdated: tuple[str, ...], gate
 
 
 def _find_pauses(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[tuple[LiveUnit, str]]:
-    """Yield the units that have to start or get ready before another unit restarts, and why in words.
+    """Yield (unit, why) for each unit that has to start or get ready before another unit restarts.
 
     A unit that waits for an outdated unit's nodes holds nothing up: it waits for that unit's restart.
     """
     for unit in units:
-        if any(each.is_on and each.is_outdated for each in holders(unit, units)):
+        if any(each.is_on and each.is_outdated for each in find_holders(unit, units)):
             continue
         if unit.name in on and unit.replicas == 0:
             yield unit, f"{unit.name} has to start"
@@ -129,18 +130,20 @@ def _find_pauses(units: Sequence[LiveUnit], on: Collection[str]) -> Iterator[tup
             yield unit, f"{unit.name} {late} with its newest template"
 
 
-def _next_groups(units: Sequence[LiveUnit], on: Collection[str], *, are_strangers: bool) -> Iterator[list[LiveUnit]]:
+def _next_groups(
+    units: Sequence[LiveUnit], on: Collection[str], *, kv_formats_differ: bool
+) -> Iterator[list[LiveUnit]]:
     """Yield the units to restart next, in groups that restart together.
 
-    While KV formats differ, a phase that has a ready unit of the newest format restarts no more.
+    While KV formats differ, phases that already have a ready unit with the newest template are skipped.
     """
     waiting = sorted((unit for unit in units if unit.is_outdated and unit.is_on and unit.name in on), key=_is_serving)
-    free = [unit for unit in waiting if not holders(unit, units)]
+    free = [unit for unit in waiting if not find_holders(unit, units)]
     if not free:
         yield _find_cycle(waiting, units)
     proven = _proven_phases(units)
     for phase in dict.fromkeys(unit.phase for unit in free):
-        if are_strangers and phase in proven:
+        if kv_formats_differ and phase in proven:
             continue
         first, *others = [unit for unit in free if unit.phase == phase]
         is_down = not first.is_ready and phase in proven
@@ -148,12 +151,12 @@ def _next_groups(units: Sequence[LiveUnit], on: Collection[str], *, are_stranger
 
 
 def _proven_phases(units: Sequence[LiveUnit]) -> set[Phase]:
-    """Return the phases with a ready unit that has the newest template."""
+    """Return the phases that have a ready unit with the newest template."""
     return {unit.phase for unit in units if unit.is_on and unit.is_ready and not unit.is_outdated}
 
 
 def _keeps_enough(lost: Mapping[Phase, int], ready: Mapping[Phase, int], needed: Mapping[Phase, int]) -> bool:
-    """Return whether each phase keeps as many ready units as needed, without the ones it would lose."""
+    """Return whether each phase has as many ready units as needed, even without those it would lose."""
     return all(ready[phase] - number >= needed.get(phase, 0) for phase, number in lost.items())
 
 
@@ -162,7 +165,7 @@ def _is_serving(unit: LiveUnit) -> bool:
 
 
 def _find_cycle(waiting: Sequence[LiveUnit], units: Sequence[LiveUnit]) -> list[LiveUnit]:
-    """Return the smallest set of outdated units that wait for each other's nodes and no other's; else an empty one."""
+    """Return the smallest set of outdated units that wait only for each other's nodes; empty if there is none."""
     cycles = [found for unit in waiting if unit in (found := find_awaited(unit, units))]
     return min((each for each in cycles if all(unit.is_on and unit.is_outdated for unit in each)), key=len, default=[])
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given, settings
 
-from stacks.controller.changes import MAX_CHANGES, Change, changes_json, follow_changes, previous_changes
+from stacks.controller.changes import MAX_CHANGES, ChangeRecord, changes_json, follow_changes, previous_changes
 from stacks.controller.clock import timestamp
 from stacks.controller.decide import decide
 from stacks.controller.situation import LiveUnit
@@ -203,7 +203,7 @@ def test_with_another_kv_format_only_units_of_the_gateways_format_serve():
 
 def test_the_status_keeps_the_last_changes():
     """A deployment changes for years."""
-    before = [Change(MIDNIGHT + HOUR * hour, ended=MIDNIGHT + HOUR * hour) for hour in range(MAX_CHANGES)]
+    before = [ChangeRecord(MIDNIGHT + HOUR * hour, ended=MIDNIGHT + HOUR * hour) for hour in range(MAX_CHANGES)]
     kept = look_at(changes_json(before), seen((OLD,) * 4))
 
     assert [each["began"] for each in kept] == [timestamp(each.began) for each in before[1:]] + [timestamp(NOON)]

@@ -93,9 +93,9 @@ def test_a_unit_is_outdated_while_its_pods_have_an_older_template(unit, leader, 
 
 
 @pytest.mark.parametrize(
-    ("same_image", "image", "is_stranger"), [(1, "a:1", True), (1, "a:2", False), (0, "a:1", False)]
+    ("same_image", "image", "has_other_kv_format"), [(1, "a:1", True), (1, "a:2", False), (0, "a:1", False)]
 )
-def test_a_unit_of_another_image_is_a_stranger_where_images_decide_what_kv_is(same_image, image, is_stranger):
+def test_a_unit_of_another_image_is_a_stranger_where_images_decide_what_kv_is(same_image, image, has_other_kv_format):
     """The pods' own image tells, beside that of the unit's object."""
     cluster = MemoryCluster(SPEC | ({"sameImage": {}} if same_image else {}))
     unit = withheld("p0", updatedReplicas=0)
@@ -108,7 +108,7 @@ def test_a_unit_of_another_image_is_a_stranger_where_images_decide_what_kv_is(sa
     cluster.pod("p0", "node-a")["spec"]["containers"] = [{"image": image}]
     found = observe(cluster, cluster.get(deployment_reference(NAMESPACE, PLAN)), MIDNIGHT).situation.units
 
-    assert [each.is_stranger for each in found] == [is_stranger, False, False, False]
+    assert [each.has_other_kv_format for each in found] == [has_other_kv_format, False, False, False]
     assert found[0].holds == {"node-a"}
 
 
@@ -139,7 +139,7 @@ def test_a_unit_whose_pods_have_another_kv_format_is_a_stranger(former, gateway,
     cluster.put("Deployment", "gateway", labels=labels, spec=spec, status=counts)
     seen = observe(cluster, cluster.get(deployment_reference(NAMESPACE, PLAN)), MIDNIGHT).situation
 
-    assert (seen.units[0].is_stranger, seen.gateway) == found
+    assert (seen.units[0].has_other_kv_format, seen.gateway) == found
 
 
 def mounting(config):

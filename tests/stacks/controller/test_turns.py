@@ -230,7 +230,7 @@ def test_units_that_wait_for_each_other_go_together():
 
 def estranged(look):
     """The same, where outdated units have another KV format, and the gateway still serves it."""
-    units = tuple(replace(unit, is_stranger=unit.is_outdated) for unit in look.units)
+    units = tuple(replace(unit, has_other_kv_format=unit.is_outdated) for unit in look.units)
     return replace(look, units=units, gateway="former")
 
 

@@ -14,19 +14,19 @@ from stacks.kube.api import Api
 from stacks.kube.manifest import Manifest, mounted_configs
 from stacks.kube.readiness import missing
 
-__all__ = ["find_strangers"]
+__all__ = ["find_other_kv_formats"]
 
 KV_DIGEST = re.compile(r'"kv_digest": "([^"]+)"')  # in a launch file, which may be cut into several ConfigMaps
 
 Formats = Mapping[str, str]  # a ConfigMap with a launch file -> the KV format in it
 
 
-def find_strangers(
+def find_other_kv_formats(
     api: Api, deployment: Manifest, units: Sequence[Manifest], pods: Sequence[Manifest]
 ) -> tuple[set[str], Gateway]:
-    """Return the units with a pod whose KV differs from that of the unit's newest template.
+    """Return the units with a pod whose KV format differs from the unit's newest template's.
 
-    Return also which KV format the gateway serves meanwhile. Raise ProviderError.
+    Return also which KV format the gateway serves meanwhile. Raises ProviderError if the cluster cannot be asked.
     """
     if "sameImage" in deployment["spec"]:
         images = {_name(each): _image(each["spec"]["leaderWorkerTemplate"]["workerTemplate"]) for each in units}
@@ -36,17 +36,17 @@ def find_strangers(
     owners = ",".join(sorted({_owner(each) for each in pods}))
     formats = _list_formats(api, deployment, f"{names.UNIT_LABEL} in ({owners})")
     newest = {_name(each): _format(each, formats) for each in units}
-    strangers = _find_differing(pods, newest, lambda pod: _format(pod, formats))
-    has_changed = not strangers or _served_formats(api, deployment) == {newest[unit] for unit in strangers}
-    return strangers, "newest" if has_changed else "former"
+    differing = _find_differing(pods, newest, lambda pod: _format(pod, formats))
+    has_changed = not differing or _served_formats(api, deployment) == {newest[unit] for unit in differing}
+    return differing, "newest" if has_changed else "former"
 
 
 def _find_differing(
     pods: Sequence[Manifest], newest: Mapping[str, str | None], read: Callable[[Manifest], str | None]
 ) -> set[str]:
-    """Return the units with a pod for which `read` returns a value that differs from the unit's in `newest`.
+    """Return the units with a pod for which `read` returns another value than `newest` has for the unit.
 
-    None means that a value is unknown, and counts as equal.
+    An unknown value (None) counts as equal.
     """
     found = ((_owner(pod), read(pod)) for pod in pods)
     return {unit for unit, its in found if None not in (its, newest.get(unit)) and its != newest[unit]}
@@ -69,12 +69,12 @@ def _list_formats(api: Api, deployment: Manifest, selector: str) -> Formats:
 
 
 def _format(user: Manifest, formats: Formats) -> str | None:
-    """Return the KV format in the launch file that a pod or an object mounts; None if that file no longer exists."""
+    """Return the KV format in the launch file that a pod or an object mounts; None if that file is gone."""
     return next((formats[name] for name in mounted_configs(user) if name in formats), None)
 
 
 def _image(pod: Manifest) -> str | None:
-    """Return the image of the engine, the first container of a pod or a pod template."""
+    """Return the image of the engine: that of the first container of a pod or a pod template."""
     image: str | None = pod["spec"]["containers"][0].get("image")
     return image
 
