@@ -9,7 +9,7 @@
                           Wait sends it no requests; Ping asks whether it lives; Renewed answers Renewal
     prefill -> decode     Offer, answered by Proceed; then Pieces of the prompt's latent KV as they are computed, then
                           Handover, answered by Accepted. Refused may come instead of either answer, or between them
-    node    -> leader     Claim once; answered by Wait, or PlaceInUnit, whenever that changes, or Rejected
+    node    -> leader     Claim once; answered by Wait, or Place, whenever that changes, or Rejected
 
 A request: gateway --Expect--> decode rank
            gateway --Prefill--> prefill rank --Token (the first)--> gateway
@@ -46,7 +46,7 @@ __all__ = [
     "Offer",
     "Piece",
     "Ping",
-    "PlaceInUnit",
+    "Place",
     "Pong",
     "Prefill",
     "PrefixHit",
@@ -104,7 +104,7 @@ class Logprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=str.lower):
-    """A message on the wire. Its tag is its class's lower-case name, unless the class gives another."""
+    """A message on the wire. Its tag is its class's lower-case name."""
 
 
 class Hello(_Message):
@@ -356,7 +356,7 @@ class Claim(_Message):
     address: str
 
 
-class PlaceInUnit(_Message, tag="place"):
+class Place(_Message):
     """Sent to a node: its place in the unit is `number`."""
 
     number: int
@@ -373,7 +373,7 @@ FromGateway = Prefill | Embed | Expect | Abort | Dismissed | Rejected | Wait | R
 FromPrefill = Offer | Piece | Handover
 HandoverReply = Accepted | Refused
 FromDecode = Proceed | Accepted | Refused
-FromLeader = PlaceInUnit | Wait | Rejected
+FromLeader = Place | Wait | Rejected
 
 
 def gateway_name(request_id: str) -> str:

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from runtime.errors import PeerLost, RuntimeFailure, WireError
 from runtime.launch import UnitLaunch
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import Claim, FromLeader, PlaceInUnit, Rejected, Wait
+from runtime.protocol.messages import Claim, FromLeader, Place, Rejected, Wait
 from runtime.protocol.sockets import detect_vanished_peer, listen, look_up
 from runtime.worker.places import Roll
 
@@ -109,7 +109,7 @@ class Membership:
 
     def _obey(self, message: FromLeader) -> None:
         match message:
-            case PlaceInUnit(number=number):
+            case Place(number=number):
                 self._is_placed = True
                 self._news.put(number)
             case Wait(reason=reason):

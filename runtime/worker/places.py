@@ -22,7 +22,7 @@ from runtime.errors import WireError
 from runtime.launch import UnitLaunch
 from runtime.protocol.complaints import Complaints
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import Claim, FromLeader, PlaceInUnit, Rejected, Wait
+from runtime.protocol.messages import Claim, FromLeader, Place, Rejected, Wait
 from runtime.protocol.sockets import detect_vanished_peer, has_peer_address, write_or_hang_up
 
 __all__ = ["Roll", "give_places"]
@@ -54,7 +54,7 @@ class _Member:
 
     claim: Claim
     writer: asyncio.StreamWriter
-    last_sent: PlaceInUnit | Wait | None = None
+    last_sent: Place | Wait | None = None
 
 
 class Roll:
@@ -136,7 +136,7 @@ class Roll:
         planned, spares = self._launch.places, self._launch.spares
         self._places = give_places(planned, spares, self._members.keys(), self._places)
         for node, member in self._members.items():
-            news = PlaceInUnit(self._places[node]) if node in self._places else Wait(self._explain_wait(node))
+            news = Place(self._places[node]) if node in self._places else Wait(self._explain_wait(node))
             if news != member.last_sent:
                 member.last_sent = news
                 write_or_hang_up(member.writer, encode_frame(news))

@@ -34,7 +34,7 @@ from runtime.protocol.messages import (
     Moved,
     Offer,
     Piece,
-    PlaceInUnit,
+    Place,
     Prefill,
     Sampling,
     State,
@@ -308,7 +308,7 @@ def test_a_leader_survives_what_comes_to_its_port_for_places():
             reader, writer = await asyncio.open_connection(HOST, port)
             frames = FrameReader(reader, FromLeader)
             writer.write(encode_frame(Claim("sha256:unit", "node-1", "10.0.0.1")))
-            assert (await frames.read())[0] == PlaceInUnit(1)
+            assert (await frames.read())[0] == Place(1)
             for data in mutated_frames(Claim("sha256:unit", "node-7", "10.0.0.7"), b"", NUM_FRAMES, seed=5):
                 await send_alone(port, data)
             answer = await send_alone(port, encode_frame(Claim("sha256:unit", "node-0", "10.0.0.2")))
@@ -316,7 +316,7 @@ def test_a_leader_survives_what_comes_to_its_port_for_places():
             assert await frames.read() is None  # nothing else was said to it
             return answer
 
-    assert run_in_time(run()) == encode_frame(PlaceInUnit(0))
+    assert run_in_time(run()) == encode_frame(Place(0))
     assert rank.escaped == []
 
 

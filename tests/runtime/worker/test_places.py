@@ -16,7 +16,7 @@ from runtime.errors import PeerLost, RuntimeFailure
 from runtime.launch import read_unit_launch
 from runtime.protocol import sockets
 from runtime.protocol.frames import FrameReader, encode_frame
-from runtime.protocol.messages import Claim, FromLeader, PlaceInUnit, Rejected, Wait
+from runtime.protocol.messages import Claim, FromLeader, Place, Rejected, Wait
 from runtime.worker import membership
 from runtime.worker.membership import Membership
 from runtime.worker.places import Roll, give_places
@@ -134,8 +134,8 @@ def test_a_spare_is_told_when_the_others_are_here(launch):
         planned = await Node.claim(connect, launch, "node-1")
 
         assert first == Wait("a spare waits until all nodes are here; missing are node-0, node-1")
-        assert await planned.next_message() == PlaceInUnit(1)
-        assert await spare.next_message() == PlaceInUnit(0)
+        assert await planned.next_message() == Place(1)
+        assert await spare.next_message() == Place(0)
 
     run_with_roll(launch, talk)
 
@@ -147,11 +147,11 @@ def test_a_pod_that_starts_again_has_its_place_again(launch):
         first = await Node.claim(connect, launch, "node-7")
         other = await Node.claim(connect, launch, "node-0", LEADER)
         assert await first.next_message() == Wait("a spare waits until all nodes are here; missing are node-0, node-1")
-        assert (await first.next_message(), await other.next_message()) == (PlaceInUnit(1), PlaceInUnit(0))
+        assert (await first.next_message(), await other.next_message()) == (Place(1), Place(0))
 
         again = await Node.claim(connect, launch, "node-7")
 
-        assert await again.next_message() == PlaceInUnit(1)
+        assert await again.next_message() == Place(1)
         assert await first.next_message() is None
 
     run_with_roll(launch, talk)
@@ -162,14 +162,14 @@ def test_who_only_says_that_it_is_a_node_takes_nothing_from_it(launch, capsys):
 
     async def talk(connect):
         first = await Node.claim(connect, launch, "node-1")
-        assert await first.next_message() == PlaceInUnit(1)
+        assert await first.next_message() == Place(1)
         second = await Node.claim(connect, launch, "node-1", calls_from=OTHER)
 
         assert await second.next_message() == Wait(f"{WORKER} is here, and this connection does not come from there")
         assert await second.next_message() is None
 
         first.writer.close()
-        while await (await Node.claim(connect, launch, "node-1", calls_from=OTHER)).next_message() != PlaceInUnit(1):
+        while await (await Node.claim(connect, launch, "node-1", calls_from=OTHER)).next_message() != Place(1):
             await asyncio.sleep(0.01)
 
     run_with_roll(launch, talk)
@@ -182,14 +182,14 @@ def test_another_pod_on_the_same_node_waits_until_the_first_is_gone(launch, caps
 
     async def talk(connect):
         first = await Node.claim(connect, launch, "node-1")
-        assert await first.next_message() == PlaceInUnit(1)
+        assert await first.next_message() == Place(1)
         second = await Node.claim(connect, launch, "node-1", OTHER)
 
         assert await second.next_message() == Wait("another pod is here from node node-1")
         assert await second.next_message() is None
 
         first.writer.close()
-        while await (await Node.claim(connect, launch, "node-1", OTHER)).next_message() != PlaceInUnit(1):
+        while await (await Node.claim(connect, launch, "node-1", OTHER)).next_message() != Place(1):
             await asyncio.sleep(0.01)
 
     run_with_roll(launch, talk)
@@ -203,12 +203,12 @@ def test_a_planned_node_that_comes_back_too_late_waits(launch):
     async def talk(connect):
         leader = await Node.claim(connect, launch, "node-0", LEADER)
         spare = await Node.claim(connect, launch, "node-7", OTHER)
-        assert (await leader.next_message(), await spare.next_message()) == (PlaceInUnit(0), PlaceInUnit(1))
+        assert (await leader.next_message(), await spare.next_message()) == (Place(0), Place(1))
         late = await Node.claim(connect, launch, "node-1")
 
         assert await late.next_message() == Wait("spare node-7 has the place of node node-1")
         spare.writer.close()
-        assert await late.next_message() == PlaceInUnit(1)
+        assert await late.next_message() == Place(1)
 
     run_with_roll(launch, talk)
 
@@ -232,7 +232,7 @@ def test_who_does_not_belong_here_gets_no_place(launch):
 
 @pytest.mark.parametrize(
     "bytes_sent",
-    [b"", b"GET / HTTP/1.1\r\n\r\n", encode_frame(PlaceInUnit(0)), encode_frame(Claim("x", "y", "z"))[:-3]],
+    [b"", b"GET / HTTP/1.1\r\n\r\n", encode_frame(Place(0)), encode_frame(Claim("x", "y", "z"))[:-3]],
     ids=["nothing", "HTTP", "a leader's message", "half a claim"],
 )
 def test_whatever_else_comes_costs_its_connection_alone(launch, bytes_sent, capsys):
@@ -240,7 +240,7 @@ def test_whatever_else_comes_costs_its_connection_alone(launch, bytes_sent, caps
 
     async def talk(connect):
         member = await Node.claim(connect, launch, "node-1")
-        assert await member.next_message() == PlaceInUnit(1)
+        assert await member.next_message() == Place(1)
         stream, writer = await connect()
         writer.write(bytes_sent)
         writer.write_eof()
@@ -351,7 +351,7 @@ def test_the_leader_misses_a_node_that_has_left(launch):
 @pytest.mark.usefixtures("quick_retries")
 def test_every_other_node_misses_the_leader(launch):
     """Every other node misses the leader when its own connection ends."""
-    with scripted_leader(launch, [PlaceInUnit(1)]):
+    with scripted_leader(launch, [Place(1)]):
         member = Membership(launch, "node-1", WORKER, LEADER)
         member.join()
         wait_until(member.is_whole)
@@ -361,7 +361,7 @@ def test_every_other_node_misses_the_leader(launch):
 @pytest.mark.usefixtures("quick_retries")
 def test_a_broken_connection_costs_nothing(launch):
     """After a broken connection a node claims its place again."""
-    with scripted_leader(launch, [PlaceInUnit(1)], [PlaceInUnit(1)], [Wait("all is well")]) as asked:
+    with scripted_leader(launch, [Place(1)], [Place(1)], [Wait("all is well")]) as asked:
         member = Membership(launch, "node-1", WORKER, LEADER)
 
         assert member.join() == 1
@@ -372,7 +372,7 @@ def test_a_broken_connection_costs_nothing(launch):
 @pytest.mark.usefixtures("quick_retries")
 def test_a_place_is_held_whatever_python_collects(launch, caplog):
     """A garbage collection does not end the task that keeps a node's place."""
-    with scripted_leader(launch, [PlaceInUnit(1)]):
+    with scripted_leader(launch, [Place(1)]):
         member = Membership(launch, "node-1", WORKER, LEADER)
         member.join()
         gc.collect()
@@ -384,7 +384,7 @@ def test_a_place_is_held_whatever_python_collects(launch, caplog):
 @pytest.mark.usefixtures("quick_retries")
 def test_another_place_ends_the_ranks(launch):
     """If the leader gives the node another place later, its ranks end."""
-    with scripted_leader(launch, [PlaceInUnit(1)], [PlaceInUnit(0)]):
+    with scripted_leader(launch, [Place(1)], [Place(0)]):
         member = Membership(launch, "node-1", WORKER, LEADER)
 
         assert member.join() == 1
