@@ -183,7 +183,10 @@ def _sample(labels: Mapping[str, str], value: str) -> Sample:
 
 
 def _check_counts(layer: int, expert: int, rows: float) -> tuple[int, int, int]:
-    """Return the layer, the expert and its rows as integers, if in range. Raises OverflowError or ValueError."""
+    """Return the layer, the expert and its rows as integers.
+
+    Raises OverflowError or ValueError if one is out of range.
+    """
     if not (0 <= layer < MAX_LAYERS and 0 <= expert < MAX_EXPERTS and 0 <= int(rows) <= MAX_LOAD):
         raise ValueError(f"expert {expert} of MoE layer {layer} cannot have {rows:g} rows")
     return layer, expert, int(rows)

@@ -115,9 +115,10 @@ class ProcessGroup:
 
 
 def open_log(log: Path, *, is_new: bool) -> int:
-    """Return a descriptor that appends to a log file, emptied first if `is_new`. Raises OSError.
+    """Return a descriptor that appends to a log file, emptied first if `is_new`.
 
-    Each line goes to the log's present end, even if somebody has truncated the file.
+    Each line goes to the log's present end, even if somebody has truncated the file. Raises OSError if it cannot be
+    opened.
     """
     emptied = os.O_TRUNC if is_new else 0
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | emptied, 0o600)

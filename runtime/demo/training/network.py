@@ -172,7 +172,7 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def rebalance(self, step: float, low: float, high: float) -> None:
-        """Balance without auxiliary loss, but only at the edges: add to biases of loads under `low`, subtract over
+        """Balance without auxiliary loss, and only at the edges: lift experts under `low`, push down those over
         `high`.
         """
         self.bias += step * ((self.load < low).float() - (self.load > high).float())
