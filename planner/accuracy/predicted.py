@@ -72,7 +72,7 @@ class Predicted:
         """Return the speed model's input, on the row's engine or on another."""
         case = self._outlook.case
         assert case is not None
-        case = replace(case, engine=engine or case.engine)
+        case = replace(case, engine=case.engine if engine is None else engine.on(self.gpu))
         if not self.row.even_routing:
             return case
         return replace(case, imbalance=Imbalance(), engine=replace(case.engine, imbalance={}))

@@ -48,7 +48,7 @@ def build_case(
         model=work,
         unit=unit_shape(spec, layout),
         overlap=layout.overlap,
-        engine=engine or engine_model(spec.written.engine_name),
+        engine=(engine or engine_model(spec.written.engine_name)).on(layout.gpu),
         imbalance=Imbalance(),
         exchange=exchange,
         point=point,

@@ -59,6 +59,9 @@ MATMULS_MI300X, MATMULS_H100 = 0.45, 0.93  # of the nominal rate, the most that 
 
 V3 = work_of(MODELS["deepseek-v3"], "fp8", "fp8")
 MOE, DENSE = (next(each for each in V3.layers if bool(each.expert) is wanted) for wanted in (True, False))
+LINEAR = next(
+    each.attention for each in work_of(MODELS["qwen3.5-397b-a17b"], "bf16", "bf16").layers if each.attention.state_bytes
+)
 IN_FP8 = replace(MOE.attention, fp8_core=frozenset({"tokens"}))
 
 Row = dict[str, Any]
@@ -108,6 +111,8 @@ def families(tables: Tables) -> dict[str, tuple[list[str], list[Point]]]:
             ["prompt_floor_us", "prompt_request_us", "prompt_projection_share", "prompt_core_share"],
             _prompt_attention(tables),
         ),
+        "linear attention, decode": (["state_share"], _states(tables)),
+        "linear attention, prefill": (["scan_share"], _scans(tables)),
         "low latency, one node": (
             [f"{each}_nvlink_{kind}" for each in ("dispatch", "combine") for kind in ("fixed_us", "share")],
             _low_latency(tables, "0.5.12", between_nodes=False),
@@ -184,6 +189,31 @@ def _prompt_attention(tables: Tables) -> list[Point]:
         for row in _core(rows, tables.gpu)
         if row["batch_size"] * row["isl"] <= 262_144
     ]
+
+
+def _states(tables: Tables) -> list[Point]:
+    return [
+        (lambda m, b=batch: b * 2 * LINEAR.state_bytes / m.kernels.state_share / m.memory, ms / 1e3)
+        for (batch, _), ms in _gated_delta(tables, "generation").items()
+        if batch >= 64
+    ]
+
+
+def _scans(tables: Tables) -> list[Point]:
+    return [
+        (lambda m, t=batch * length: t * LINEAR.scan_bytes / m.kernels.scan_share / m.memory, ms / 1e3)
+        for (batch, length), ms in _gated_delta(tables, "context").items()
+        if batch > 1 and 16_384 <= batch * length <= 65_536  # a single prompt has too few chunks at a time
+    ]
+
+
+def _gated_delta(tables: Tables, phase: str) -> dict[tuple[int, int], float]:
+    """Return (batch, length) -> ms of Qwen3.5-397B's linear attention between its projections, both kernels together."""
+    found: dict[tuple[int, int], dict[str, float]] = {}
+    for row in tables.rows("linear_attention/vllm/0.24.0/gdn_perf.parquet"):
+        if row["model_name"] == "Qwen/Qwen3.5-397B-A17B" and row["num_v_heads"] == 64 and row["phase"] == phase:
+            found.setdefault((row["batch_size"], row["seq_len"]), {})[row["kernel_source"]] = row["latency"]
+    return {key: sum(of.values()) for key, of in found.items() if len(of) == 2}
 
 
 def core_attention(tables: Tables) -> dict[str, float]:
@@ -414,7 +444,7 @@ def main() -> None:
         "sources": {
             "h100, h200, b200, gb200, b300, gb300": "PyPI aiconfigurator-core 0.12.0, Apache-2.0, (c) NVIDIA: tables "
             "of SGLang's wide-EP operators, versions 0.5.6.post2 to 0.5.12, of DeepSeek-V3's shapes; core attention in "
-            "FP8 beside BF16 of SGLang 0.5.14 and, on Hopper, vLLM 0.24.0",
+            "FP8 beside BF16 of SGLang 0.5.14 and, on Hopper, vLLM 0.24.0; linear attention of vLLM 0.24.0",
             "h800": "github.com/deepseek-ai/DeepEP 0297fc80 docs/legacy.md (links); github.com/deepseek-ai/FlashMLA "
             "066b5ba6 README.md (core attention); all else as its equal chip",
             "h20": "github.com/deepseek-ai/FlashMLA issue 30 (core attention); github.com/lm-sys/lm-sys.github.io "

@@ -8,7 +8,7 @@ The same model of a step serves all engines. Each engine has these constants:
     imbalance      load of the fullest GPU over the load predicted from the expert map, where prompts are computed
     core_share     efficiency of its core attention, if the engine has its own kernel for that
     alone          measured over predicted time of one GPU without exchanges; shown to users, not used for predictions
-    factor         measured over predicted throughput, if nothing more detailed is published
+    factor         measured over predicted throughput, if nothing more detailed is published; on GPUs with like kernels
 
 `planner/accuracy` holds the measured rows, fits the constants, and predicts each row without its source. For an engine
 without rows, the constants of DeepSeek's engine are used, whose kernels it runs, and its predictions say so.
@@ -16,12 +16,13 @@ without rows, the constants of DeepSeek's engine are used, whose kernels it runs
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from planner.estimate.throughput.stages import Overheads
+from planner.facts.catalog import GPUS
 from planner.facts.terms import Phase
 
 
@@ -38,6 +39,18 @@ class EngineModel:
     as_engine: str | None  # the engine whose constants are used instead of its own
     alone: Mapping[Phase, float] = field(default_factory=dict)  # measured over predicted time of one GPU, no exchanges
     alone_on: str = ""  # the GPU on which `alone` was measured
+
+    def on(self, gpu: str) -> "EngineModel":
+        """Return the engine as it is on `gpu`: without factors that were measured on GPUs with other kernels only.
+
+        Engines have other kernels for attention, experts and exchange where matmuls take FP4.
+        """
+        kept = {
+            phase: factor
+            for phase, factor in self.factor.items()
+            if any(_takes_fp4(each) == _takes_fp4(gpu) for each in self.measured_on.get(phase, (gpu,)))
+        }
+        return replace(self, factor=kept)
 
 
 @cache
@@ -65,6 +78,10 @@ def read_engine(document: Any, name: str) -> EngineModel:
         alone=own.get("alone", {}),
         alone_on=own.get("alone_on", ""),
     )
+
+
+def _takes_fp4(gpu: str) -> bool:
+    return gpu in GPUS and GPUS[gpu].fp4_tflops is not None
 
 
 @cache

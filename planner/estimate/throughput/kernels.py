@@ -38,6 +38,7 @@ class Kernels:
     projection_share: float
     core_share: float  # of the BF16 rate
     core_memory_share: float  # of the memory's bandwidth
+    state_share: float  # of the memory's bandwidth, while linear attention's states are read and written
     core_fp8_speedup: float  # times that core attention is faster in FP8 than in BF16
     # Attention of prefill.
     prompt_floor_us: float  # the host's launch time
@@ -45,6 +46,7 @@ class Kernels:
     prompt_projection_share: float
     prompt_core_share: float
     prompt_core_fp8_speedup: float
+    scan_share: float  # of the memory's bandwidth, while linear attention scans prompts
     # Low-latency dispatch and combine.
     dispatch_nvlink_fixed_us: float
     dispatch_nvlink_share: float

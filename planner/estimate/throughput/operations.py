@@ -47,6 +47,8 @@ def attention_output_time(
     core = max(matmuls, reading) + indexer_time(
         machine, work, tokens, kv_tokens, Bytes(requests * kv_tokens * work.index_bytes)
     )
+    moved = Bytes((requests + tokens) * work.state_bytes)  # each request's state is read, and written for each query
+    core += transfer_time(Bytes(moved / kernels.state_share), machine.memory)
     return Seconds(fixed + core + _projection_time(machine, work, work.out_weights, work.out_flops, tokens))
 
 
@@ -82,6 +84,7 @@ def prompt_attention_output_time(
     rate = machine.matmuls(work.kept_in)
     out = compute_time(Flops(tokens * work.out_flops / kernels.prompt_projection_share), rate)
     scores = indexer_time(machine, work, tokens, context, Bytes(context * requests * work.index_bytes))
+    scores += transfer_time(Bytes(tokens * work.scan_bytes / kernels.scan_share), machine.memory)
     return Seconds(core + scores + out + machine.fixed(kernels.prompt_request_us * requests))
 
 

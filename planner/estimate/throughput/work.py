@@ -9,8 +9,9 @@ Worked example, DeepSeek-V3 in FP8, one layer:
 
 If GPUs share attention by heads, a `LayerWork` is one GPU's part. DeepSeek's sparse attention scores all tokens with
 its indexer, a small attention in FP8, and reads only the tokens that the indexer picks, with absorbed latents in
-prefill too. MiniMax-M3's indexer has the number format of the KV, and picks blocks for each KV head. Other attention
-that skips context is not modelled: `work_of` returns None for such a model.
+prefill too. MiniMax-M3's indexer has the number format of the KV, and picks blocks for each KV head. Linear attention
+reads no KV: in decode each request's state is read and written, in prefill a scan takes so many operations a token
+whatever came before. Compressed attention is not modelled: `work_of` returns None for such a model.
 
 Sources: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py (shapes, absorption); a matmul of n weights
 takes 2 n operations a row; github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py, class Indexer;
@@ -26,6 +27,7 @@ from planner.estimate.throughput.dimensions import Bytes, Flops
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.attention.kind import Attention
 from planner.facts.attention.latent import LatentAttention
+from planner.facts.attention.linear import LinearAttention
 from planner.facts.core_attention import Queries
 from planner.facts.model import Dense, Experts, Layer, Model
 from planner.facts.quantisation import FORMATS, KV_BYTES, Format, Formats, KvDtype, wide_bytes
@@ -35,6 +37,7 @@ from planner.layout.dispatch import message_bytes
 from planner.layout.weights import SIZES
 
 FLOPS_PER_WEIGHT = 2
+NOTHING = Bytes(0.0)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class AttentionWork:
     index_bytes: Bytes  # that the indexer reads, per token of KV
     index_in: Format = "fp8"  # of the indexer's matmuls
     fp8_core: frozenset[Queries] = frozenset()  # queries whose core attention is computed in FP8
+    state_bytes: Bytes = NOTHING  # of a request's state, in linear attention
+    scan_bytes: Bytes = NOTHING  # in prefill, per token: that linear attention's kernels read and write
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,8 @@ class ModelWork:
 def why_unknown(model: Model) -> str | None:
     """Return the reason why a model's speed cannot be predicted, or None if it can."""
     for attention in model.attentions:
-        if not isinstance(attention, LatentAttention | GroupedAttention):
-            return "its attention reads a part of the context (compression or a state), which is not modelled"
+        if not isinstance(attention, LatentAttention | GroupedAttention | LinearAttention):
+            return "its attention reads compressed parts of the context, which is not modelled"
     return "it has several residual streams, which are not modelled" if model.num_streams > 1 else None
 
 
@@ -159,6 +164,8 @@ def _layer_work(layer: Layer, hidden: int, formats: Formats, wide: int, kv_bytes
 def _attention_work(attention: Attention, hidden: int, formats: Formats, wide: int, kv_bytes: int) -> AttentionWork:
     if isinstance(attention, LatentAttention):
         return _latent_work(attention, hidden, formats, wide, kv_bytes)
+    if isinstance(attention, LinearAttention):
+        return _linear_work(attention, hidden, formats)
     assert isinstance(attention, GroupedAttention)
     return _grouped_work(attention, hidden, formats, kv_bytes)
 
@@ -216,6 +223,32 @@ def _grouped_work(each: GroupedAttention, hidden: int, formats: Formats, kv_byte
         index_flops=Flops(FLOPS_PER_WEIGHT * index.num_heads * index.head_dim if index else 0.0),
         index_bytes=Bytes(index.head_dim * kv_bytes if index else 0.0),
         index_in="bf16",
+    )
+
+
+def _linear_work(each: LinearAttention, hidden: int, formats: Formats) -> AttentionWork:
+    """Return the work of linear attention with a gated delta rule in one layer.
+
+    A token's queries, keys and values go through the convolution and then into the scan, which writes a result for each
+    value: all are read and written once more than that, in BF16.
+    """
+    values = each.num_value_heads * each.value_head_dim
+    into = (each.conv_channels + values + 2 * each.num_value_heads) * hidden
+    out = values * hidden
+    return AttentionWork(
+        into_weights=Bytes(_bytes(into, formats.attention)),
+        into_flops=Flops(FLOPS_PER_WEIGHT * into),
+        out_weights=Bytes(_bytes(out, formats.output)),
+        out_flops=Flops(FLOPS_PER_WEIGHT * out),
+        core_flops=Flops(0.0),
+        core_bytes=Bytes(0.0),
+        prompt_core_flops=Flops(0.0),
+        window=None,
+        kept_in=formats.attention,
+        index_flops=Flops(0.0),
+        index_bytes=Bytes(0.0),
+        state_bytes=Bytes(each.kv(1).state_bytes),
+        scan_bytes=Bytes(2 * (3 * each.conv_channels + values)),
     )
 
 

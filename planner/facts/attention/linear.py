@@ -40,12 +40,12 @@ class LinearAttention:
         """Return the matrices: queries, keys, values, gates, decay and step of each value head, convolution, output."""
         values = self.num_value_heads * self.value_head_dim
         return (
-            Matrix("attention", self._conv_channels * hidden_size, "attention", "linear_attn.in_proj_qkv"),
+            Matrix("attention", self.conv_channels * hidden_size, "attention", "linear_attn.in_proj_qkv"),
             Matrix("attention", values * hidden_size, "attention", "linear_attn.in_proj_z"),
             Matrix("attention", self.num_value_heads * hidden_size, "attention", "linear_attn.in_proj_b"),
             Matrix("attention", self.num_value_heads * hidden_size, "attention", "linear_attn.in_proj_a"),
             Matrix("attention", values * hidden_size, "output", "linear_attn.out_proj"),
-            Matrix("attention", self._conv_channels * self.conv_size, "wide"),
+            Matrix("attention", self.conv_channels * self.conv_size, "wide"),
             Matrix("attention", 2 * self.num_value_heads, "fp32"),  # decay and step
             Matrix("norms", self.value_head_dim, "wide"),
         )
@@ -53,11 +53,11 @@ class LinearAttention:
     def kv(self, bytes_per_value: int) -> LayerKv:
         """Return the state of one request, which does not depend on `bytes_per_value`."""
         matrices = self.num_value_heads * self.key_head_dim * self.value_head_dim * self.state_value_bytes
-        return LayerKv(state_bytes=matrices + self._conv_channels * (self.conv_size - 1) * CONV_VALUE_BYTES)
+        return LayerKv(state_bytes=matrices + self.conv_channels * (self.conv_size - 1) * CONV_VALUE_BYTES)
 
     def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
         """Return the number of activations: projections, the convolution's inputs and outputs, and results."""
-        return tokens * (2 * self._conv_channels + 2 * self.num_value_heads * self.value_head_dim)
+        return tokens * (2 * self.conv_channels + 2 * self.num_value_heads * self.value_head_dim)
 
     def one_of(self, num_gpus: int) -> "LinearAttention":
         """Return one GPU's part: its heads, and with them its part of the state.
@@ -69,6 +69,6 @@ class LinearAttention:
         return replace(self, num_key_heads=key_heads, num_value_heads=value_heads)
 
     @property
-    def _conv_channels(self) -> int:
+    def conv_channels(self) -> int:
         """Return the convolution's number of channels: queries, keys and values."""
         return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim

@@ -142,3 +142,23 @@ def test_a_model_is_known_or_says_why_not(name):
     model = MODELS[name]
 
     assert (work_of(model, "bf16", "bf16") is None) == (why_unknown(model) is not None)
+
+
+def test_linear_attention_takes_as_long_whatever_came_before():
+    """Qwen3.5: a state is read and written for each request, and no KV; a scan takes its time token by token."""
+    layers = work_of(MODELS["qwen3.5-397b-a17b"], "bf16", "bf16").layers
+    linear, full = (
+        {each.attention for each in layers if bool(each.attention.state_bytes) is is_linear}
+        for is_linear in (True, False)
+    )
+    (linear,), (full,) = linear, full
+
+    def decode(work, kv):
+        return operations.attention_output_time(H100, work, 64, kv)
+
+    assert linear.state_bytes == 64 * 128 * 128 * 4 + 3 * 12_288 * 2
+    assert decode(linear, 100) == decode(linear, 100_000)
+    assert decode(full, 100) < decode(full, 100_000)
+    assert operations.prompt_attention_output_time(H100, linear, 8192, 100, 1) == pytest.approx(
+        operations.prompt_attention_output_time(H100, linear, 8192, 100_000, 1)
+    )
