@@ -22,8 +22,8 @@ from planner.plan.user_input import read_input, refuse_option
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import Fix
 from planner.rules.table import findings_at, refusals_of
-from planner.search.auto import Choice, decide
-from planner.search.decision import AS_BEFORE, FIELDS, Former
+from planner.search.auto import Choice, Former, decide, decide_near
+from planner.search.decision import FIELDS
 from planner.search.repair import require_feasible
 from planner.spec.resolved import ResolvedSpec
 
@@ -77,10 +77,12 @@ def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: 
 
 def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Compiled:
     """Return the compiled candidate, for callers that need more than its plan, such as `tidemill simulate`."""
-    candidate = _make_candidate(decide(spec, _former_sizes(spec, previous)), previous, calibration)
-    is_near = any(each.why == AS_BEFORE for each in candidate.choice.decisions)
-    if is_near and refusals_of(candidate, "mapped"):
-        candidate = _make_candidate(decide(spec), previous, calibration)
+
+    def decided(choice: Choice) -> Compiled:
+        return Compiled(choice.spec.document, previous, calibration, known=choice.spec, choice=choice)
+
+    near = map(decided, decide_near(spec, _former_sizes(spec, previous)))
+    candidate = next((each for each in near if not refusals_of(each, "mapped")), None) or decided(decide(spec))
     _require_plan(candidate)
     return candidate
 
@@ -96,10 +98,6 @@ def _former_sizes(spec: ResolvedSpec, previous: Plan | None) -> Former:
     same = {each for each in phases if previous.spec.gpu_name(each) == spec.written.gpu_name(each)}
     sizes = {(phase, field): getattr(previous.spec.phase(phase), field) for phase in same for field in FIELDS}
     return {f"{phase}.{field}": size for (phase, field), size in sizes.items() if isinstance(size, int)}
-
-
-def _make_candidate(choice: Choice, previous: Plan | None, calibration: "Calibration | None") -> Compiled:
-    return Compiled(choice.spec.document, previous, calibration, known=choice.spec, choice=choice)
 
 
 def _require_plan(candidate: Compiled) -> None:

@@ -50,9 +50,7 @@ from planner.search.decision import (
     DEFAULT,
     FIELDS,
     MAX_REQUESTS,
-    NO_FORMER,
     Decision,
-    Former,
     is_auto,
     needs_speed,
 )
@@ -73,6 +71,7 @@ DEFAULT_WITHOUT_SPEED = "what it is by default, as speeds decide it and are not 
 AUTO_FIELDS = ("ep_size", "redundant_experts", "max_requests")
 
 Numbers = dict[str, int]
+Former = Mapping[str, int]  # sizes of units in the previous plan, by path
 
 
 @dataclass(frozen=True)
@@ -85,22 +84,18 @@ class Choice:
     search: "LayoutSearch | None"  # None if speed decided nothing
 
 
-def decide(spec: ResolvedSpec, former: Former = NO_FORMER) -> Choice:
-    """Return `spec` with numbers for every `auto`. Sizes of units keep their `former` numbers if these still suffice.
-
-    Raises SpecError if no number satisfies the rules, and InfeasibleError if no layout keeps the SLO.
-    """
+def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[Choice]:
+    """Yield `spec` as decided with `former` sizes of units: the choices that meet the SLO and the traffic."""
     for sizes in _former_sizes(spec, former):
         try:
-            choice = _decide(spec, sizes)
+            choice = decide(spec, sizes)
         except (SpecError, InfeasibleError):
             continue
         if choice.search is None or not choice.search.is_short:
-            return choice
-    return _decide(spec, {})
+            yield choice
 
 
-def _former_sizes(spec: ResolvedSpec, former: Former) -> Iterator[Mapping[str, int]]:
+def _former_sizes(spec: ResolvedSpec, former: Former) -> Iterator[Former]:
     """Yield the `former` sizes to try, by path: those of all phases whose units still fit, then of one phase alone."""
     fitting: list[dict[str, int]] = []
     by_speed, (spec, _) = needs_speed(spec), _adopt_checkpoint_precision(spec)
@@ -117,13 +112,17 @@ def _former_sizes(spec: ResolvedSpec, former: Former) -> Iterator[Mapping[str, i
     yield from fitting
 
 
-def _decide(spec: ResolvedSpec, sizes: Mapping[str, int]) -> Choice:
-    """Return `spec` with numbers for every `auto`, of which `sizes` are those of a previous plan."""
+def decide(spec: ResolvedSpec, former: Former | None = None) -> Choice:
+    """Return `spec` with numbers for every `auto`, some of which are `former` sizes of units.
+
+    Raises SpecError if no number satisfies the rules, and InfeasibleError if no layout keeps the SLO.
+    """
     original, by_speed = spec, needs_speed(spec)
     spec, decisions = _adopt_checkpoint_precision(spec)
     decisions += _forecast_decisions(spec)
-    decisions += [Decision(path, number, AS_BEFORE) for path, number in sizes.items()]
-    spec = change_spec(spec, sizes) if sizes else spec
+    if former:
+        decisions += [Decision(path, number, AS_BEFORE) for path, number in former.items()]
+        spec = change_spec(spec, former)
     is_counted, demand = is_undecided(spec.cluster.nodes), traffic_demand(spec)
     spec = with_max_nodes(spec)
     search, layout_decisions = _decide_by_speed(spec, demand) if by_speed else (None, [])

@@ -1,6 +1,5 @@
 """Decisions of the planner: a value for a field that is `auto` or missing in the spec, and the reason for it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,6 @@ BY_SPEED = ("units", "attention_tp", "max_batch_tokens")  # fields that memory a
 FIELDS = ("ep_size", "attention_tp", "redundant_experts", "max_batch_tokens", "max_requests")
 
 MAX_REQUESTS = 4096  # assumed: with more, a decode step takes longer than any reader waits
-
-Former = Mapping[str, int]  # sizes of units in the previous plan, by path
-NO_FORMER: Former = {}
 
 
 @dataclass(frozen=True)

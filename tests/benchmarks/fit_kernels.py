@@ -208,7 +208,7 @@ def _scans(tables: Tables) -> list[Point]:
 
 
 def _gated_delta(tables: Tables, phase: str) -> dict[tuple[int, int], float]:
-    """Return (batch, length) -> ms of Qwen3.5-397B's linear attention between its projections, both kernels together."""
+    """Return (batch, length) -> ms of Qwen3.5-397B's linear attention without its projections: both kernels."""
     found: dict[tuple[int, int], dict[str, float]] = {}
     for row in tables.rows("linear_attention/vllm/0.24.0/gdn_perf.parquet"):
         if row["model_name"] == "Qwen/Qwen3.5-397B-A17B" and row["num_v_heads"] == 64 and row["phase"] == phase:

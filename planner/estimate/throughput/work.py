@@ -236,9 +236,9 @@ def _linear_work(each: LinearAttention, hidden: int, formats: Formats) -> Attent
     into = (each.conv_channels + values + 2 * each.num_value_heads) * hidden
     out = values * hidden
     return AttentionWork(
-        into_weights=Bytes(_bytes(into, formats.attention)),
+        into_weights=Bytes(_weight_bytes(into, formats.attention)),
         into_flops=Flops(FLOPS_PER_WEIGHT * into),
-        out_weights=Bytes(_bytes(out, formats.output)),
+        out_weights=Bytes(_weight_bytes(out, formats.output)),
         out_flops=Flops(FLOPS_PER_WEIGHT * out),
         core_flops=Flops(0.0),
         core_bytes=Bytes(0.0),
