@@ -110,7 +110,7 @@ def deep_ep_form(
 
 
 def find_normal_obstacle(group: Group, hidden_size: int) -> str | None:
-    """Return why DeepEP's normal kernels do not fit this unit, or None."""
+    """Return why DeepEP's normal kernels do not fit this unit; None if they fit."""
     if group.size not in contracts.NORMAL_SIZES:
         return f"DeepEP's normal kernels have no configuration for {group.size} ranks"
     nodes = [group.nodes.count(node) for node in sorted(set(group.nodes))]
@@ -122,7 +122,7 @@ def find_normal_obstacle(group: Group, hidden_size: int) -> str | None:
 
 
 def find_low_latency_obstacle(group: Group, hidden_size: int, top_k: int) -> str | None:
-    """Return why DeepEP's low-latency kernels do not fit this unit, or None."""
+    """Return why DeepEP's low-latency kernels do not fit this unit; None if they fit."""
     if group.size > contracts.NVLINK_PEERS and group.size % contracts.NVLINK_PEERS:
         return f"DeepEP's low-latency kernels need a multiple of {contracts.NVLINK_PEERS} ranks, not {group.size}"
     if hidden_size not in contracts.LL_HIDDEN_SIZES:
@@ -327,7 +327,7 @@ class _Handles:
 
 @contextmanager
 def _raise_peer_lost() -> Iterator[None]:
-    """Raise PeerLost when DeepEP has waited for the peers' counts in vain."""
+    """Raises PeerLost if DeepEP waited in vain for the counts of the other ranks."""
     try:
         yield
     except RuntimeError as error:

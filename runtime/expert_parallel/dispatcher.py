@@ -73,7 +73,7 @@ class Pending(Generic[T]):
     finish: Callable[[Any], T]
 
     def wait(self) -> T:
-        """Return the result; call it once. Raise PeerLost."""
+        """Return the result; call it once. Raises PeerLost if a rank of the unit is gone."""
         return self.finish(self.arrive())
 
 

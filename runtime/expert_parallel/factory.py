@@ -37,7 +37,7 @@ def new_dispatcher(
     """Choose the dispatcher for this unit. `x_1D` is a sample of a token's row and of an expert's result.
 
     `capacity`: the most tokens that any rank dispatches at once, where these are few; None where there are prompts.
-    Raise RuntimeFailure when the model is to be deterministic and the form is not.
+    Raises RuntimeFailure if the model must be deterministic and the dispatcher is not.
     """
     if backend.device.type == "cpu":
         dispatcher = _choose_portable_form(group, slots_per_rank, top_k, row_format, x_1D, backend)

@@ -41,7 +41,7 @@ class Exchange(Protocol[T_co]):
     """An exchange that has begun."""
 
     def result(self) -> T_co:
-        """Return its result, for computation issued from now on. Raise PeerLost."""
+        """Return its result, for computation issued from now on. Raises PeerLost if a rank is gone."""
 
 
 class Group(Protocol):
@@ -52,7 +52,10 @@ class Group(Protocol):
     nodes: tuple[int, ...]  # the node of each rank
 
     def join(self, meeting: MeetingPoint) -> None:
-        """Wait until all ranks of the unit are here. Raise RuntimeFailure."""
+        """Wait until all ranks of the unit are here.
+
+        Raises PeerLost if a rank does not come in time, RuntimeFailure if rank 0 cannot listen at the meeting point.
+        """
 
     def gather(self, part: bytes) -> list[bytes]:
         """Return each rank's part, on every rank. For small parts, on one thread."""
@@ -70,7 +73,9 @@ class Group(Protocol):
         """Run `exchange`, which calls `all_to_all`, in the background, after all earlier exchanges."""
 
     def trade(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
-        """Send tensors to ranks and receive others, on a connection beside the steps'; wait for all. Raise PeerLost.
+        """Send tensors to ranks and receive others, on a connection beside the steps'; wait for all.
+
+        Raises PeerLost if a rank is gone.
 
         For one thread, in the memory of hosts. Two ranks name what goes between them in the same order.
         """

@@ -52,7 +52,7 @@ class Meeting:
     listener: int | None = None
 
     def await_all(self, word: str, timeout: timedelta) -> None:
-        """Announce `word` for this rank, and wait until all ranks have. Raise RuntimeError (torch's)."""
+        """Announce `word` for this rank, and wait until all ranks have. Raises torch's RuntimeError after `timeout`."""
         self.store.set(f"{word}/{self.rank}", "")
         self.store.wait([f"{word}/{peer}" for peer in range(self.size)], timeout)
 
@@ -66,7 +66,11 @@ class Meeting:
 
 
 def meet(point: MeetingPoint, rank: int, size: int) -> Meeting:
-    """Return the store, once all `size` ranks are there. Raise PeerLost, RuntimeError (torch's), RuntimeFailure."""
+    """Return the store, once all `size` ranks are there.
+
+    Raises PeerLost if the leader cannot be reached in time, torch's RuntimeError if a rank does not come in time, and
+    RuntimeFailure if this rank serves the store and cannot listen.
+    """
     store, listener = _find_store(point, size)
     meeting = Meeting(store, rank, size, listener)
     meeting.await_all("here", JOIN_TIMEOUT)

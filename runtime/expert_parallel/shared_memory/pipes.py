@@ -54,7 +54,7 @@ class Pipes:
         weakref.finalize(self, _close, [*readers.values(), *writers.values()])
 
     def signal(self, number: int) -> int:
-        """Send `number` to every other rank. Return the time of sending in ns. Raise PeerLost."""
+        """Send `number` to every other rank. Return the time of sending in ns. Raises PeerLost if one is gone."""
         now_ns = time.monotonic_ns()
         for rank, writer in self.writers.items():
             try:
@@ -64,7 +64,10 @@ class Pipes:
         return now_ns
 
     def wait(self) -> tuple[int, int]:
-        """Await a number from every other rank. Return the largest, and the latest time of sending. Raise PeerLost."""
+        """Await a number from every other rank. Return the largest, and the latest time of sending.
+
+        Raises PeerLost if a rank is gone or sends none in time.
+        """
         numbers, moments_ns = zip(*map(self._next, self.readers), strict=True)
         return max(numbers), max(moments_ns)
 
