@@ -79,14 +79,14 @@ class Candidate(Protocol):
         """The predicted speed of each phase."""
 
     @property
-    def fullest(self) -> "Sequence[PhaseLoad]":
+    def peak_loads(self) -> "Sequence[PhaseLoad]":
         """The highest load of each phase on any kind of day."""
 
-    def predicted_with(self, phase: Phase, change: Change) -> "Prediction | None":
+    def predict_with(self, phase: Phase, change: Change) -> "Prediction | None":
         """Return the prediction of `phase` after a `change` of the spec, with the present expert map."""
 
-    def fuller(self, load: "PhaseLoad") -> "Prediction | None":
-        """Return the prediction of units that serve all of `load`, which is one of `fullest`; None if they cannot."""
+    def predict_at_peak(self, load: "PhaseLoad") -> "Prediction | None":
+        """Return the prediction of units that serve all of `load`, which is one of `peak_loads`; None if they cannot."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,10 @@ def read_engine(document: Any, name: str) -> EngineModel:
     return EngineModel(
         name=name,
         overheads=Overheads(
-            *(values[each] for each in ("between_us", "prompt_between_us", "beside", "host_ms")),
+            between_us=values["between_us"],
+            prompt_between_us=values["prompt_between_us"],
+            beside=values["beside"],
+            host_ms=values["host_ms"],
             skew_us=0.0 if borrowed else values.get("skew_us", 0.0),
         ),
         imbalance=values.get("imbalance", {}),

@@ -84,8 +84,8 @@ def prompt_attention_output_time(
     rate = machine.matmuls(work.kept_in)
     out = compute_time(Flops(tokens * work.out_flops / kernels.prompt_projection_share), rate)
     scores = indexer_time(machine, work, tokens, context, Bytes(context * requests * work.index_bytes))
-    scores += transfer_time(Bytes(tokens * work.scan_bytes / kernels.scan_share), machine.memory)
-    return Seconds(core + scores + out + machine.fixed(kernels.prompt_request_us * requests))
+    scan = transfer_time(Bytes(tokens * work.scan_bytes / kernels.scan_share), machine.memory)
+    return Seconds(core + scores + scan + out + machine.fixed(kernels.prompt_request_us * requests))
 
 
 def apply_launch_floor(floor: Seconds, time: Seconds) -> Seconds:

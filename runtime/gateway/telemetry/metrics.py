@@ -62,7 +62,7 @@ class GatewayMetrics:
 
     def count_refusal(self, error: ApiError) -> None:
         """Count the requests that `error` refuses, if it says to try again (429)."""
-        if error.status == 429:
+        if error.status == 429 and error.code is not None:
             self._rejected[error.code].inc(error.num_requests)
 
 
