@@ -246,6 +246,10 @@ def test_a_change_of_all_units_reaches_one_of_a_phase_at_a_time(up, turns):
     assert streams.wrong == []
     most = {phase: max(sum(phase in unit for unit in each) for each in away) for phase in ("prefill", "decode")}
     assert most == {"prefill": 1, "decode": 1}
+    looks_until(up, lambda each: "ended" in each.status["changes"][-1], CHANGED_S)
+    change = look(up).status["changes"][-1]
+    print(f"turns: {change}", file=sys.stderr)
+    assert change["failed"] == 0
     assert_found(up, turns)
 
 
@@ -266,6 +270,7 @@ def test_a_change_that_kv_cannot_cross_takes_one_pair_and_then_the_others(up):
     assert {each["name"] for each in change["units"][:2]} == {*NIGHT}
     assert {each["name"] for each in change["units"]} == {*ALL}
     assert change["least"] == change["promised"]["least"] == {phase: {"units": 1, "ofUnits": 2} for phase in PHASES}
+    assert change["failed"] == 0
 
 
 def watch_turns(deployed, is_over):

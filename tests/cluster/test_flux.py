@@ -62,11 +62,15 @@ def plan(toolchain, tmp_path_factory):
             yield flux
 
 
-def write_spec(repository, prefill_units=2, **kubernetes):
-    """Write the spec of a day that has all units on, with these fields of `kubernetes`. Return its path."""
+def write_spec(repository, prefill_units=2, loads=None, **kubernetes):
+    """Write the spec of a day that has all units on, with these fields of `kubernetes`. Return its path.
+
+    Each unit has two ranks, so that other loads give another map.
+    """
     day = {"windows": [{"at": "00:00", "prefill_units": prefill_units, "decode_units": 2}]}
     told = {"namespace": NAMESPACE, "controller": {}, "drain": "5s", "ready_timeout": READY_TIMEOUT} | kubernetes
-    return write_day(repository.checkout, cluster={"nodes": NUM_NODES}, schedule=day, **told)
+    sizes = {"cluster": {"nodes": NUM_NODES, "gpus_per_node": 2}, "phases": {"ep_size": 2, "redundant_experts": 2}}
+    return write_day(repository.checkout, schedule=day, loads=loads, **sizes, **told)
 
 
 def render(repository, **fields):
@@ -165,6 +169,20 @@ def test_a_unit_that_left_git_serves_until_the_controller_deletes_it(plan, custo
     assert last_change(custom) == said
 
 
+def test_maps_for_new_loads_reach_units_in_turns(plan, custom):
+    """Each unit starts again with a launch file that has its new map."""
+    before, maps = pods(plan), maps_of(plan)
+    said = render(plan.repository, loads={"alpha": 1.2, "seed": 1})
+    with running_controller(plan):
+        plan.reconcile()
+
+    after = maps_of(plan)
+    assert not before.items() & pods(plan).items()
+    assert maps.keys() == after.keys() == {*UNITS}
+    assert all(maps[unit] != after[unit] for unit in UNITS)
+    assert last_change(custom) == said
+
+
 def test_a_new_template_is_taken_in_turns(plan, custom):
     """Flux is done when the last unit has had its turn, and until then all others serve."""
     before = pods(plan)
@@ -241,6 +259,21 @@ def pods(plan):
     """Name -> uid of the units' pods that run."""
     found = client.CoreV1Api(plan.control_plane.api).list_namespaced_pod(NAMESPACE, label_selector=UNIT_LABEL).items
     return {each.metadata.name: each.metadata.uid for each in found if each.status.phase == "Running"}
+
+
+def maps_of(plan):
+    """Unit -> the expert of each slot, by the launch file that its pod has."""
+    core = client.CoreV1Api(plan.control_plane.api)
+    found = core.list_namespaced_pod(NAMESPACE, label_selector=UNIT_LABEL).items
+    return {each.metadata.labels[UNIT_LABEL]: launched(core, each)["expert_map"] for each in found}
+
+
+def launched(core, pod):
+    """The launch file of a pod."""
+    (volume,) = (each for each in pod.spec.volumes if each.name == "launch")
+    file = core.read_namespaced_config_map(volume.projected.sources[0].config_map.name, NAMESPACE)
+    (text,) = file.data.values()
+    return json.loads(text)
 
 
 def objects_of(plan, unit):
