@@ -1,1 +1,1 @@
-"""The report of a plan: its figures as rows, text and an HTML page."""
+"""The report of a plan: its figures as rows, text, an HTML page and pictures."""
