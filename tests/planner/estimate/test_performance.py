@@ -95,7 +95,11 @@ def test_mixed_units_tell_both_of_their_latencies():
     ("change", "why"),
     [
         ({"cluster": {"gpu": {"name": "own", "memory": "190GB"}, "nodes": 60, "gpus_per_node": 8}}, "rates of own"),
-        ({"model": "qwen3.5-35b-a3b", "prefill": {"ep_size": 8}, "decode": {"ep_size": 8}}, "a part of the context"),
+        (
+            {"model": "deepseek-v4-flash"}
+            | {each: {"ep_size": 8, "kv_precision": "fp8"} for each in ("prefill", "decode")},
+            "compressed parts of the context",
+        ),
     ],
 )
 def test_what_is_not_modelled_says_why(change, why, tmp_path, capsys):
