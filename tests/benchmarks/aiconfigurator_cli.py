@@ -64,10 +64,19 @@ def run(*command: str, cwd: Path | None = None) -> Run:
     return Run(process.returncode, output, wall, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6)
 
 
-def estimate(executable: str, mode: str, ep_size: int, attention_tp: int, batch: int, isl: int, osl: int) -> Answer:
+def estimate(
+    executable: str,
+    mode: str,
+    ep_size: int,
+    attention_tp: int,
+    batch: int,
+    isl: int,
+    osl: int,
+    system: str = SYSTEM,
+) -> Answer:
     """Ask for one layout: `static_ctx` and `static_gen` are a step of prefill and of decode, `agg` a mixed unit."""
     made = run(
-        *(executable, "cli", "estimate", "--model-path", MODEL, "--system", SYSTEM, "--backend", BACKEND, "--no-color"),
+        *(executable, "cli", "estimate", "--model-path", MODEL, "--system", system, "--backend", BACKEND, "--no-color"),
         *("--estimate-mode", mode, "--isl", str(isl), "--osl", str(osl), "--batch-size", str(batch)),
         *("--tp", str(attention_tp), "--dp", str(ep_size // attention_tp), "--etp", "1", "--ep", str(ep_size)),
     )

@@ -4,9 +4,10 @@
     python -m tests.benchmarks.beside_aiconfigurator VENV/bin/aiconfigurator [--write]
 
 Published rows are asked of both, the nearest that AIConfigurator can express: H100 for H800, powers of two for other EP
-sizes, one batch where two overlap. It has no AMD GPU. Our own error is that of the board, without what the row's source
-gave its engine (`tidemill accuracy`). Both search for the best layout of one load: AIConfigurator by `cli default`,
-we by planning mixed units, and both phases apart with each overlap. `--write` puts the tables into docs/performance.md.
+sizes, one batch where two overlap. It has no H20 and no AMD GPU. Our own error is that of the board, without what the
+row's source gave its engine (`tidemill accuracy`). Both search for the best layout of one load: AIConfigurator by `cli
+default`, we by planning mixed units, and both phases apart with each overlap. `--write` puts the tables into
+docs/performance.md.
 """
 
 import argparse
@@ -44,10 +45,21 @@ TOKENS = {"prefill": ISL / OSL, "decode": 1.0, "mixed": 1.0}  # of a phase, for 
 OVERLAPS = (("dual_batch", "five_stage"), ("dual_batch", "none"), ("none", "none"))
 
 
+# GPU -> the system of AIConfigurator that is nearest
+SYSTEMS_OF = {
+    "h100": "h100_sxm",
+    "h800": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "gb200": "gb200",
+    "b300": "b300_sxm",
+    "gb300": "gb300",
+}
+
 INTRODUCTION = """`python -m tests.benchmarks.beside_aiconfigurator VENV/bin/aiconfigurator --write` writes this.
-AIConfigurator is 0.12.0, asked for SGLang on H100, the nearest that it can express: it has no H800, no AMD GPU, powers
-of two for EP, no two batches that overlap, FP8 KV, and routing as skewed as its own model has it. Predicted over
-published, less 1; ours is without the constants that the row's own source gave its engine.
+AIConfigurator is 0.12.0, asked for SGLang and the nearest that it can express: it has no H800, H20 or AMD GPU, powers
+of two for EP, no NVFP4 beside large EP, no two batches that overlap, FP8 KV, and routing as skewed as its own model
+has it. Predicted over published, less 1; ours is without the constants that the row's own source gave its engine.
 The searches ask for DeepSeek-V3 on prompts of 4,000 tokens and answers of 1,000, TTFT 2,000 ms, TPOT 50 ms, KV in FP8.
 Our TTFT counts a prompt's wait for its turn; AIConfigurator's is that of a prompt which never waits.
 """
@@ -113,16 +125,20 @@ def _row(executable: str, line: Line, case: Case) -> str:
 
 def _asked(executable: str, case: Case) -> tuple[str, Answer]:
     """Return the nearest question, in words, and its answer."""
-    if case.machine.name not in ("h100", "h800") or case.phase == "mixed":
-        return "", Answer(None, None, f"not asked of {case.machine.name}")
-    ep_size, point = case.unit.num_gpus, case.point
+    system, ep_size, point = SYSTEMS_OF.get(case.machine.name), case.unit.num_gpus, case.point
+    if system is None or case.phase == "mixed" or point.draft_tokens:
+        why = "with drafts" if point.draft_tokens else "of mixed units" if system else f"of {case.machine.name}"
+        return "", Answer(None, None, f"not asked {why}")
+    group = case.unit.attention_tp
     nearest = 2 ** round(ep_size.bit_length() - 1) if ep_size & (ep_size - 1) else ep_size
     if case.phase == "prefill":
         batch, isl = round(point.step_tokens / point.prompt_tokens), int(point.prompt_tokens)
-        answer = estimate(executable, "static_ctx", nearest, 1, batch, isl, 1)
+        answer = estimate(executable, "static_ctx", nearest, group, max(batch, 1), isl, 1, system)
     else:
-        answer = estimate(executable, "static_gen", nearest, 1, int(point.requests), int(point.kv_tokens), 2)
-    return f"EP{nearest} of H100", answer
+        answer = estimate(
+            executable, "static_gen", nearest, group, int(point.requests), int(point.kv_tokens), 2, system
+        )
+    return f"EP{nearest} of {system.partition('_')[0].upper()}", answer
 
 
 def searches_tables(executable: str) -> Iterator[str]:
