@@ -86,7 +86,7 @@ class Candidate(Protocol):
         """Return the prediction of `phase` after a `change` of the spec, with the present expert map."""
 
     def predict_at_peak(self, load: "PhaseLoad") -> "Prediction | None":
-        """Return the prediction of units that serve all of `load`, which is one of `peak_loads`; None if they cannot."""
+        """Return the prediction of units that serve all of `load`, one of `peak_loads`; None if they cannot."""
 
 
 @dataclass(frozen=True)
