@@ -36,8 +36,7 @@ class BlockIdentity(msgspec.Struct, frozen=True):
 
     `weights` is the digest of the weights that a unit's ranks have read. `kernels` names the kernels that determine the
     last bits of a latent; None in a unit that is not deterministic. Such a unit also shares blocks of answers, whose
-    latents
-    differ from prefill's in the last bits.
+    latents differ from prefill's in the last bits.
     """
 
     format: int

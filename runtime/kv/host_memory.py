@@ -72,8 +72,7 @@ class HostMemory:
 
     Memory is taken on the network's thread and the step's. It is given back on whichever thread drops the last
     reference to the latents. The garbage collector may do that at any moment, even within a method of this class. So
-    what
-    is given back goes through a queue that allows for it.
+    what is given back goes through a queue that allows for it.
     """
 
     def __init__(self, max_bytes: int = sys.maxsize) -> None:
@@ -134,8 +133,8 @@ class Staging:
     On an H100 a gigabyte took 0.53 s to pin, in which no other thread of the process could launch a kernel.
 
     A request gets the first gap that is large enough. Its piece comes back when nothing refers to the latents any more.
-    A
-    copy to the device may still read the piece then, so it becomes a gap only once the copies begun by then have ended.
+    A copy to the device may still read the piece then, so it becomes a gap only once the copies begun by then have
+    ended.
     """
 
     def __init__(self, link: HostLink, num_bytes: int) -> None:

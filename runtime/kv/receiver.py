@@ -238,8 +238,7 @@ class KvReceiver:
         """Return host memory for a request's latents: a piece of the pinned buffer, if a gap is large enough.
 
         Otherwise memory is allocated, and pinned if the link pins, on another thread so that other connections do not
-        wait.
-        Torch keeps pinned memory for later requests.
+        wait. Torch keeps pinned memory for later requests.
         """
         if self._staging is not None and (latents := self._staging.take(shape, dtype)) is not None:
             return latents

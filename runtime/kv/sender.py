@@ -170,8 +170,7 @@ class KvSender:
         Raises RuntimeFailure if the decode rank refuses or cannot be reached.
 
         The log has that rank's address. A connection is not used again after a cancelled transfer: another request must
-        not
-        follow half a frame, nor take a late answer for its own.
+        not follow half a frame, nor take a late answer for its own.
         """
         connection = self._sending[outgoing] = self._connection(host, port)
         try:

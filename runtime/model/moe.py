@@ -113,8 +113,7 @@ class ReplicaTable:
         """Return the slot of each choice, [T, K].
 
         Tokens take an expert's replicas in turn; each rank starts at another one. If there are as many slots as
-        experts, no
-        map that holds every expert has replicas, so there are no turns.
+        experts, no map that holds every expert has replicas, so there are no turns.
         """
         if len(self._slots_S) == len(self._first_E):
             return self._slots_S.take(experts_TK)

@@ -283,8 +283,7 @@ class Offer(_Message):
     """A request's KV comes next: latents of `shape` `[num_layers, num_cached, latent_dim]`.
 
     By the payload the decode rank finds what it has of them: the root of the chain of block hashes, then the hashes of
-    the
-    whole blocks before the last cached token. Without a payload the request shares nothing.
+    the whole blocks before the last cached token. Without a payload the request shares nothing.
     """
 
     request_id: str
@@ -311,8 +310,7 @@ class Proceed(_Message):
     """The decode rank takes an offer, and has the latents of its tokens before `start`. The others are to be sent.
 
     With an `address`, a prefill rank on the same machine may write the latents there, all layers of those tokens.
-    `agent` is
-    NIXL's description of that memory, in base64. Otherwise Pieces bring the latents.
+    `agent` is NIXL's description of that memory, in base64. Otherwise Pieces bring the latents.
     """
 
     request_id: str

@@ -69,11 +69,9 @@ class Request:
     `num_generated_to_prefill`: how many generated tokens are computed as a part of the prompt. `transfer` takes its
     latents from a prefill rank to a decode rank. A request that `embeds` ends with its prompt, without a token. If it
     `can_start_over`, this rank can compute its prompt again. `block_root`, which depends on its `cache_salt`, begins
-    its
-    chain of block hashes; without a root it shares no blocks. If it `shares_answer`, blocks of its answer are shared
-    too.
-    `num_found` counts the tokens whose latents were in memory at the last look-up, `num_hits` those whose latents it
-    found instead of computing them.
+    its chain of block hashes; without a root it shares no blocks. If it `shares_answer`, blocks of its answer are
+    shared too. `num_found` counts the tokens whose latents were in memory at the last look-up, `num_hits` those whose
+    latents it found instead of computing them.
     """
 
     id: str

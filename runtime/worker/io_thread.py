@@ -163,8 +163,7 @@ class Network:
         """Return a transfer that takes a request's KV to a decode rank, from the first layer on.
 
         `chain` is the offer's payload. If the transfer fails, the request fails and its gateway gets the reason. An
-        Abort ends
-        the transfer.
+        Abort ends the transfer.
         """
         return RankTransfer(self._transfers, (host, port), offer, link, chain)
 

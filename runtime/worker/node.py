@@ -28,8 +28,7 @@ def run_node(
 
     On SIGTERM the ranks answer their requests, for `drain_s` at most, then node and ranks end. The handler is installed
     even without a drain, because the kernel ignores signals to a pod's first process that has none. Raises
-    RuntimeFailure
-    if a rank fails.
+    RuntimeFailure if a rank fails.
     """
     signal.signal(signal.SIGTERM, end_at_once)
     _require_a_place(launch, node)

@@ -235,8 +235,7 @@ def _expected_minutes(change: ChangeRecord, spec: Mapping[str, Any], rounds: int
     """Return the minutes that the change should take, rounded up; None if the deployment has no start time.
 
     New units and stand-ins start first; stand-ins wait for the notice if nodes are lent. Then units restart in
-    `rounds`,
-    and those that leave drain last.
+    `rounds`, and those that leave drain last.
     """
     if "startSeconds" not in spec:
         return None

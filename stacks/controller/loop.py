@@ -79,8 +79,7 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
     """Do the work of one round at `now`. Return its message for the operator.
 
     The last successful round was `elapsed_s` ago. Few rounds look at nodes; the first one does. Raises ProviderError if
-    the
-    cluster refuses or cannot be reached.
+    the cluster refuses or cannot be reached.
     """
     api = follower.api
     if follower.lease is not None and not follower.lease.acquire(api, now):

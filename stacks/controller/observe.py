@@ -135,8 +135,7 @@ def read_situation(
     """Return the situation at the time `now`, from a deployment's spec and its units' objects.
 
     `occupied` maps a unit to the nodes that its pods are on. A unit is missing there if it has no pods, or if nobody
-    looked
-    at them. Raises WrongDay if the day cannot be followed.
+    looked at them. Raises WrongDay if the day cannot be followed.
     """
     live = {each["metadata"]["name"]: each for each in objects}
     units = []

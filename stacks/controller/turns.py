@@ -57,8 +57,7 @@ def decide_turns(
     """Return which outdated units restart now with their new template.
 
     `on` are the units that should run, and `needed` counts for each phase how many have to serve. `stand_ins` are on,
-    or
-    will be once users of their free nodes have had notice.
+    or will be once users of their free nodes have had notice.
     """
     outdated = tuple(unit.name for unit in units if unit.is_outdated and (unit.is_on or unit.name in on))
     if not outdated:

@@ -32,8 +32,7 @@ def suggest_correction(
     """Return which fields of `overlay` to correct, given the server's message (`words`) about a rendered `manifest`.
 
     If the message is about a pod made from the manifest's template, `below` is the template's path. If the message
-    names no
-    field that the overlay wrote, name the overlay's parts that change this object; None if there are none.
+    names no field that the overlay wrote, name the overlay's parts that change this object; None if there are none.
     """
     parts = list(find_parts(manifest, overlay)) if overlay is not None else []
     fields = [[*below, *_split_path(each[0])] for each in FIELD.finditer(words)]

@@ -187,8 +187,7 @@ class Api:
         A missing object is no error.
 
         With `uid`, only the object with that uid is deleted, and not a newer one of the same name: a request may arrive
-        late,
-        or twice. With `immediately`, the server removes a pod without waiting for its kubelet.
+        late, or twice. With `immediately`, the server removes a pod without waiting for its kubelet.
         """
         way: dict[str, Any] = {"propagationPolicy": "Foreground"}
         if immediately:

@@ -85,8 +85,7 @@ class Connection:
         """Connect by `kubeconfig`, a path or content; if empty, that of KUBECONFIG or of the home folder.
 
         Without a `context` the kubeconfig's current one is used. No call is made. Raises KubeconfigError if the
-        kubeconfig is
-        missing or wrong.
+        kubeconfig is missing or wrong.
         """
         settings = _settings()
         try:
@@ -139,8 +138,7 @@ class Connection:
         """Send a request and return the JSON object of the answer.
 
         Raises RefusedError, which names the `subject`, if the server answers with an error, and UnreachableError if it
-        gives no
-        answer or no JSON object.
+        gives no answer or no JSON object.
         """
         written = self._send(verb, path, subject, query, body, content_type, accept, answer_timeout_s)
         answer = _parse_body(written)

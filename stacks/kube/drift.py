@@ -40,8 +40,7 @@ def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
     """Return whether applying `manifest` surely changes nothing: we own exactly its fields, with its values.
 
     False if that is unsure, because a value is spelled differently (such as a quantity) or an item's key has a default.
-    Then
-    a dry run has to tell.
+    Then a dry run has to tell.
     """
     metadata = {key: value for key, value in manifest["metadata"].items() if key not in ("name", "namespace")}
     ours = {key: value for key, value in manifest.items() if key not in ("apiVersion", "kind", "metadata")}

@@ -109,8 +109,7 @@ def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> S
     """Update the object made from `old` to `manifest`, overwriting manual edits. Create it if it no longer exists.
 
     Waits until the object is ready. Raises NotReadyError if the update was stored, or may have been, and the object is
-    not
-    ready.
+    not ready.
     """
     live = _get_after_deletion(api, Reference.from_manifest(manifest), patience)
     if live is not None:
@@ -203,8 +202,7 @@ def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collecti
     It may be gone already.
 
     These stay: an object whose uid is in `kept_uids`, another owner's object of the same name, and a launch file that
-    the
-    controller deletes later, if a pod still mounts it (a unit that has not restarted yet needs it).
+    the controller deletes later, if a pod still mounts it (a unit that has not restarted yet needs it).
 
     Raises SharedError for a namespace that other plans use.
     """

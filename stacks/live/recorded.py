@@ -172,8 +172,7 @@ def _sample(labels: Mapping[str, str], value: str) -> Sample:
     """Return the sample with these labels and value.
 
     Raises LookupError, OverflowError, TypeError or ValueError if they are not a rank's: the JSON of a Prometheus may
-    hold a
-    list as a label, or a number as a value.
+    hold a list as a label, or a number as a value.
     """
     told = [*(labels[label] for label in LABELS), value]
     if not all(isinstance(each, str) for each in told):

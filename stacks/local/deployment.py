@@ -297,8 +297,7 @@ def _fork(run: Callable[[Callable[[], None]], int], log: int, detached: bool) ->
     """Run `run(on_started)` in a new process and session, and wait until it calls `on_started` or ends.
 
     Its output goes to the descriptor `log`, and its exit status is what `run` returns. Return its process id. The
-    parent
-    does not reap it, so the id is not reused while the parent lives.
+    parent does not reap it, so the id is not reused while the parent lives.
     """
     reader, writer = os.pipe()
     parent = os.getpid()

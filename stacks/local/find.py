@@ -172,8 +172,7 @@ def _deployment_name(given: Path, overlays: Sequence[Path]) -> str:
 
     That is `given` itself if a deployment of that name ran here, even if a file has that name too. Otherwise, and with
     overlays, it is the name in the spec or plan at the path `given`, which is not planned. Raises SpecError if there is
-    no
-    readable file, and CallError if it is a plan and overlays are given.
+    no readable file, and CallError if it is a plan and overlays are given.
     """
     if not overlays and _recorded_deployments(str(given)):
         return str(given)

@@ -87,8 +87,7 @@ def update_unit(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
     A lost, draining or refused rank takes precedence.
 
     The end of a draining unit shows in its processes, not here. A unit that restarts keeps the reason of its previous
-    end
-    until it is ready.
+    end until it is ready.
     """
     states = [rank.state for rank in ranks]
     if "lost" in states:

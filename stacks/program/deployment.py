@@ -123,8 +123,7 @@ def _omit_stack_traces() -> Iterator[None]:
     """Declare resources without the program's stack trace, which the SDK would store in the state of each.
 
     For the published system, stack traces are a quarter of the state, which Pulumi rewrites at each step, and they
-    contain
-    this machine's paths.
+    contain this machine's paths.
     """
     with LIMITING:
         before = getattr(sys, "tracebacklimit", None)

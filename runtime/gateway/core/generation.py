@@ -42,8 +42,7 @@ class Delta(msgspec.Struct, frozen=True):
     A choice's last delta has a finish_reason.
 
     `parts` is the text split into thoughts, words and tool calls; None for a plain answer. `logprobs` is None unless
-    the
-    call asks for them.
+    the call asks for them.
     """
 
     index: int

@@ -107,8 +107,7 @@ class _Trials:
         """Return the process's verdict on the schema. Raises EOFError, OSError or TimeoutError if it gives none.
 
         The process may have ended since the last schema, for instance where memory is short. Then a new process is
-        asked,
-        once.
+        asked, once.
         """
         if self._process is not None:
             with suppress(EOFError, ConnectionError):

@@ -104,8 +104,7 @@ class Tokenizer:
         """Return a lower bound on the tokens of any text that starts with `beginning`: its own tokens, less a margin.
 
         A cut at its end may add tokens: a cut word has a few more, a cut added token one for each of its bytes. An
-        added
-        token may also absorb the spaces before it.
+        added token may also absorb the spaces before it.
         """
         added = self.encoder.get_added_tokens_decoder().values()
         if any(token.lstrip for token in added):

@@ -43,8 +43,7 @@ class Bodies:
         """Read a request's whole body and yield it. It counts towards the bound until the end of the context.
 
         Raises ApiError if it is compressed, too large or too slow, or if memory is short, and ClientDisconnect if the
-        client
-        leaves.
+        client leaves.
         """
         _check_encoding(request)
         body = bytearray()

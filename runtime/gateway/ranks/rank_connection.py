@@ -93,8 +93,7 @@ class Rank:
         """Add a request to this rank's load. `listener` gets every message of the rank about the request.
 
         `hashes` are those of the prompt's blocks, if the rank computes the prompt or receives its KV. Return how many
-        tokens of
-        the prompt the rank is expected to have in its cache.
+        tokens of the prompt the rank is expected to have in its cache.
         """
         self._listeners[request_id] = listener
         num_held = 0

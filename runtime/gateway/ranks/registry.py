@@ -107,8 +107,7 @@ class Registry:
         """Accept ranks whose certificates name `units_identity` and their unit. With None they need no certificate.
 
         A rank without a step for `stall_timeout_s` is given up. `weights_file` outlives this process. A rank that
-        reports its
-        tokenizer must have read `tokenizer`. Raises RuntimeFailure if `weights_file` cannot be read.
+        reports its tokenizer must have read `tokenizer`. Raises RuntimeFailure if `weights_file` cannot be read.
         """
         self.strangers = Strangers()
         self._kv_digest, self._units_identity = kv_digest, units_identity
@@ -167,8 +166,7 @@ class Registry:
         In a mixed unit both are the same rank.
 
         `hashes` are those of its prompt's blocks. The result is None while no unit of a phase is ready or no rank has
-        room for
-        this size.
+        room for this size.
         """
 
         def find(loads: Sequence[RankLoad]) -> Sequence[HeldPrefix]:

@@ -129,10 +129,8 @@ def choose_ranks(
     """Return the rank for the first token and the rank for the rest; in a mixed unit both are the same.
 
     `ranks` are those of all ready units. `turn` counts the calls, so that equal ranks take turns. `find_held` returns
-    how
-    much of the prompt each of some ranks has in its cache. The result is None if a phase has no ready unit or no rank
-    has
-    room.
+    how much of the prompt each of some ranks has in its cache. The result is None if a phase has no ready unit or no
+    rank has room.
     """
     first, rest = _split_by_role(ranks)
     rest_with_room = _ranks_with_room(rest, size)

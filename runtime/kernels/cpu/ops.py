@@ -85,8 +85,7 @@ class CpuOps(Ops):
         """Compute each slot's rows with a few of the next slot's rows, which are restored afterwards.
 
         For every new number of rows oneDNN makes a kernel, which takes as long as computing 500 rows. So the number of
-        rows
-        should take few values.
+        rows should take few values.
         """
         for slot, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
             if count:
