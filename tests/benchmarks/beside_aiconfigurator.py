@@ -108,12 +108,12 @@ def write(page: str) -> None:
 
 def rows_table(executable: str) -> Iterator[str]:
     """Yield the published rows of DeepSeek's models with both tools' errors."""
-    rows = {row.name: Predicted(row) for row in published_rows()}
+    rows = {(each.row.source, each.row.name, each.gpu): each for each in map(Predicted, published_rows())}
     yield "| published row | tokens/s a GPU | ours, row left out | AIConfigurator | asked of it |"
     yield "|---|---|---|---|---|"
     for line in make_board().lines:
         if line.model in ("deepseek-v3", "deepseek-r1") and line.figure == "tokens_per_s_per_gpu":
-            yield _row(executable, line, rows[line.name].case())
+            yield _row(executable, line, rows[line.source, line.name, line.gpu].case())
 
 
 def _row(executable: str, line: Line, case: Case) -> str:
