@@ -118,9 +118,8 @@ def with_expansion(weights: Weights, model: Model, precision: Precision) -> Weig
         if isinstance(layer.attention, LatentAttention)
     )
     formats, wide = FORMATS[precision], wide_bytes(precision)
-    kept, made = (
-        _matrix_bytes(Matrix("attention", expansion, role), None, formats, wide) for role in ("attention", "wide")
-    )
+    kept = _matrix_bytes(Matrix("attention", expansion, "attention"), None, formats, wide)
+    made = _matrix_bytes(Matrix("attention", expansion, "wide"), None, formats, wide)
     return replace(weights, attention=weights.attention - made + kept, absorbed=made)
 
 
