@@ -57,8 +57,8 @@ SIMULATED = {"runtime.gateway.ranks.router", "runtime.gateway.ranks.answer_lengt
 
 # What `compile_plan` calls, itself or by asking a candidate; no other module of the planner runs a pass.
 PASSES = {
-    *("decide", "require_feasible", "place_units", "failure_domains", "plan_schedule", "balance"),
-    *("running_sections", "report_failures", "estimate_uptime", "predict_phases", "estimate_cost"),
+    *("decide", "decide_near", "require_feasible", "place_units", "failure_domains", "plan_schedule", "balance"),
+    *("rebuilt_sections", "report_failures", "estimate_uptime", "predict_phases", "estimate_cost"),
 }
 
 

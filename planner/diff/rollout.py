@@ -2,7 +2,7 @@
 
     with a controller    one unit of a phase changes at a time, prefill and decode side by side, whoever applies it.
                          Another unit stands in at hours with nodes for it (docs/design/rollouts.md). Units that leave
-                         the plan go last, unless others need their nodes
+                         the plan go last, unless others need their nodes or `pulumi up` applies it: it ends them first
     pulumi up            likewise, but no unit stands in, and units on other nodes change at once
     Git, kubectl         every pod that differs ends at once, and starts again with all others
 
@@ -72,8 +72,10 @@ def judge_rollouts(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> 
     """Return how the change goes with each tool: verdict, duration, and the least that serves."""
     in_pairs = _changes_in_pairs(before, after)
     hours = tuple(_judged_hours(before, after, changes, in_pairs=in_pairs))
-    go_last = _units_that_go_last(before, after, changes)
-    return {tool: _rollout(_Way(_turns_of(tool, after), go_last, in_pairs), hours, after, changes) for tool in TOOLS}
+    go_last = {"git": _units_that_go_last(before, after, changes), "pulumi": set[str]()}
+    return {
+        tool: _rollout(_Way(_turns_of(tool, after), go_last[tool], in_pairs), hours, after, changes) for tool in TOOLS
+    }
 
 
 def worst_rollout(ways: Mapping[Tool, Rollout]) -> Rollout:

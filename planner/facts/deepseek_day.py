@@ -7,8 +7,6 @@ their mean is exactly the published one. V3 and R1 share these nodes.
 from collections.abc import Mapping
 
 SOURCE = "github.com/deepseek-ai/open-infra-index, open source week, day 6"
-MODELS = ("deepseek-v3", "deepseek-r1")
-GPU = "h800"
 TOKENS = 608e9, 168e9  # of input, of output
 CLOCK = "UTC+8"
 

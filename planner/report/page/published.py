@@ -1,4 +1,4 @@
-"""The page's figures of DeepSeek's published day beside the plan's, where the spec is theirs: model, GPUs, tokens."""
+"""The page's figures of DeepSeek's published day beside the plan's, where the spec has that day's tokens."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -24,13 +24,8 @@ TITLES = {
 
 def show_published(plan: Plan, report: Report) -> Iterator[Figure]:
     """Yield a figure of nodes in use, planned and published, and a table of all that was published."""
-    spec = plan.spec
-    if (
-        spec.named_model[1] in deepseek_day.MODELS
-        and set(spec.gpu_names) == {deepseek_day.GPU}
-        and spec.traffic is not None
-        and (spec.traffic.input_tokens, spec.traffic.output_tokens) == deepseek_day.TOKENS
-    ):
+    traffic = plan.spec.traffic
+    if traffic is not None and (traffic.input_tokens, traffic.output_tokens) == deepseek_day.TOKENS:
         yield _nodes_in_use(plan)
         rows = [
             (TITLES[name], " ".join(filter(None, report.value_and_range(section, name))) or "-", published)

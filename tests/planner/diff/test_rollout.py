@@ -7,6 +7,7 @@ import pytest
 from planner.compiler import compile_plan
 from planner.diff.diff import compare_plans
 from planner.diff.pods import compare_pods
+from planner.diff.text import diff_text
 from planner.manifests.render import render_files
 from planner.rules.check import change_spec, check_spec
 from tests.planner.diff.pairs import base, changed
@@ -138,14 +139,16 @@ def test_with_a_controller_units_have_turns_whoever_applies():
 
 
 def test_with_a_controller_a_unit_that_leaves_serves_until_others_have_changed():
-    """The only decode unit that stays starts again meanwhile."""
+    """The only decode unit that stays starts again meanwhile. `pulumi up` ends the one that leaves first."""
     day = {"schedule.windows": [{"at": "00:00", "prefill_units": 4, "decode_units": 2}], "kubernetes.controller": {}}
     spec = change_spec(base(40)[0], day)
     plan = compile_plan(spec)
     fewer = {"schedule.windows": [{"at": "00:00", "prefill_units": 4, "decode_units": 1}]}
-    found = compare_plans(plan, compile_plan(change_spec(spec, fewer | IMAGE), plan)).ways["git"].least_units["decode"]
+    change = compare_plans(plan, compile_plan(change_spec(spec, fewer | IMAGE), plan))
+    found = {tool: way.least_units["decode"] for tool, way in change.ways.items()}
 
-    assert (found.units, found.of_units) == (1, 2)
+    assert {tool: (each.units, each.of_units) for tool, each in found.items()} == {"git": (1, 2), "pulumi": (0, 2)}
+    assert "outage by pulumi up, which ends units that leave" in " ".join(diff_text(change).split())
 
 
 def test_turns_with_room_cost_nothing():
@@ -195,7 +198,8 @@ def test_another_kv_format_is_an_outage_where_a_phase_has_one_unit_and_no_room()
 def test_another_engines_units_go_at_once_with_another_image():
     """Its version decides what KV is, and its router does not know; the controller is told to look at images."""
     engine = {"engine": "sglang", "kubernetes.tidemill_image": "registry.example.com/tidemill:1"}
-    spec = change_spec(base(40)[0], engine | {"kubernetes.image": "registry.example.com/sglang:v0.5.23"})
+    half = {"traffic.input_tokens": 30e9, "traffic.output_tokens": 4e9}  # one unit less keeps up
+    spec = change_spec(base(40)[0], engine | half | {"kubernetes.image": "registry.example.com/sglang:v0.5.23"})
     plan = compile_plan(spec)
     rebuilt = compile_plan(change_spec(spec, {"kubernetes.image": "registry.example.com/sglang:v0.5.23-1"}), plan)
     image = compare_plans(plan, rebuilt).verdict

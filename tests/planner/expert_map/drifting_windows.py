@@ -4,7 +4,7 @@ import random
 
 from numpy.random import default_rng
 
-from planner.facts.drawn import WINDOW_CORRELATION, _alphas, _hot_together, _loads, _mixed, _uniform
+from planner.facts.drawn import WINDOW_CORRELATION, _alphas, _hot_together, _loads, _mix, _uniform
 
 NUM_PAIRS = 8_000_000  # token-expert pairs of a layer in a window
 
@@ -29,5 +29,5 @@ def draw_windows(
         shares = [[load / sum(row) for load in row] for row in expected]
         windows.append(tuple(tuple(counter.multinomial(num_pairs, row).tolist()) for row in shares))
         fresh = _hot_together(generator, num_layers, num_experts, num_groups)
-        normals = [_mixed(window_correlation, *rows) for rows in zip(normals, fresh, strict=True)]
+        normals = [_mix(window_correlation, *rows) for rows in zip(normals, fresh, strict=True)]
     return tuple(windows)

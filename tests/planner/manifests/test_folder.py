@@ -85,7 +85,7 @@ def test_an_interrupted_run_can_be_repeated(files, spec_file, tmp_path, monkeypa
     """Wherever it stopped, a first run too: the folder is still ours, and no file of it looks changed by hand."""
     other = SPEC.replace("port: 8000", "port: 8001").replace("runtime:0.1.0", "runtime:0.1.1")
     new = files_of(compile_plan(check_spec(spec_file(other, "other.yaml"))), None)
-    write = writer._write
+    write = writer._write_file
     for stop_at in range(len(files)):
 
         def torn(calls, folder, name, text, stop_at=stop_at):
@@ -96,10 +96,10 @@ def test_an_interrupted_run_can_be_repeated(files, spec_file, tmp_path, monkeypa
 
         for folder in (tmp_path / f"first-{stop_at}", tmp_path / "again"):
             calls = iter(range(len(files)))
-            monkeypatch.setattr(writer, "_write", partial(torn, calls))
+            monkeypatch.setattr(writer, "_write_file", partial(torn, calls))
             with pytest.raises(KeyboardInterrupt):
                 write_folder(folder, new)
-            monkeypatch.setattr(writer, "_write", write)
+            monkeypatch.setattr(writer, "_write_file", write)
             write_folder(folder, files)
 
             assert text_of(folder) == files
@@ -131,7 +131,7 @@ def test_no_plan_is_written_through_a_linked_folder(files, folder, tmp_path):
 
 def test_two_runs_at_once_do_not_mix(folder, files, monkeypatch):
     """Whoever comes into the middle of a run is told (S903), and the folder is the first one's as a whole."""
-    write, refused = writer._write, []
+    write, refused = writer._write_file, []
 
     def disturbed(*words):
         write(*words)
@@ -139,7 +139,7 @@ def test_two_runs_at_once_do_not_mix(folder, files, monkeypatch):
             write_folder(folder, {**files, "namespace-other.yaml": "new\n"})
         refused.append(error)
 
-    monkeypatch.setattr(writer, "_write", disturbed)
+    monkeypatch.setattr(writer, "_write_file", disturbed)
     write_folder(folder, files)
 
     assert len(refused) == len(files)
@@ -230,7 +230,7 @@ def test_the_command_says_what_the_change_does(spec_file, tmp_path, capsys):
         assert main(["render", *call, *words]) == 0
         said.append(capsys.readouterr().out.splitlines()[1:])
 
-    assert said == [[], ["rolling: every unit goes on serving; takes 2 min"], []]
+    assert said == [[], ["rolling: every unit goes on serving; takes 2 min", "a gateway serves at any time"], []]
 
 
 DAY = """\

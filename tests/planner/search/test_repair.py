@@ -12,7 +12,7 @@ from planner.problems.errors import InfeasibleError
 from planner.problems.fix import apply_change
 from planner.rules.check import change_spec, check_spec
 from planner.search import relaxations
-from planner.search.unit_sizes import _splits, merged_units
+from planner.search.unit_sizes import _split_nodes, merged_units
 from tests.planner.layout.test_memory import PAIR
 
 
@@ -20,7 +20,7 @@ from tests.planner.layout.test_memory import PAIR
 def test_every_split_of_the_nodes_is_tried_once(most):
     """The slow reference: all numbers of nodes that fit, and those that use most nodes come first."""
     for usable in range(sum(most)):
-        splits = list(_splits(usable, most))
+        splits = list(_split_nodes(usable, most))
         expected = {each for each in product(*(range(1, count + 1) for count in most)) if sum(each) <= usable}
 
         assert (len(splits), set(splits)) == (len(expected), expected)
