@@ -41,7 +41,7 @@ from planner.facts.engines import ENGINES
 from planner.facts.exchange import queue_variables
 from planner.facts.quantisation import KvDtype, kv_dtype
 from planner.facts.terms import Phase, Precision
-from planner.layout.dispatch import step_tokens
+from planner.layout.dispatch import decode_step_tokens
 from planner.layout.unit import Unit
 from planner.spec.phase import PhaseSpec
 from planner.spec.schema import Spec
@@ -201,7 +201,7 @@ def _memory(phase: PhaseSpec, name: Phase, known: PhaseFacts, page_tokens: int) 
     yield "--kv-cache-memory-bytes", str(known.kv_bytes)
     yield "--block-size", str(page_tokens)
     yield "--max-num-seqs", str(phase.max_requests)
-    tokens = step_tokens(phase) if name == "decode" else max(phase.max_batch_tokens, step_tokens(phase))
+    tokens = decode_step_tokens(phase) if name == "decode" else max(phase.max_batch_tokens, decode_step_tokens(phase))
     yield "--max-num-batched-tokens", str(tokens)
     if name != "prefill":
         sizes = (size * (1 + phase.draft_tokens) for size in captured_batches(phase.max_requests))  # in tokens
@@ -231,7 +231,7 @@ def _deep_ep(phase: PhaseSpec, name: Phase, known: PhaseFacts) -> dict[str, str]
     if name != "decode" or phase.ep_size == phase.attention_tp:
         return {}
     nvlink = {"VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL": "1"} if known.joins_nodes else {}
-    return queue_variables(step_tokens(phase)) | {"VLLM_DEEPEP_BUFFER_SIZE_MB": "0"} | nvlink
+    return queue_variables(decode_step_tokens(phase)) | {"VLLM_DEEPEP_BUFFER_SIZE_MB": "0"} | nvlink
 
 
 def _json(**values: Any) -> str:

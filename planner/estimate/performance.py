@@ -86,7 +86,7 @@ def _outlook(
 
 
 def _unmeasured_kernels(model: Model, layout: PhaseLayout, point: OperatingPoint) -> str | None:
-    """Name the phase's kernels that no measured table of operators covers, or return None.
+    """Name the first kernel of the phase that no measured table of operators covers, or return None.
 
     The tables cover latent attention over all tokens, FP8 matmuls, and decode with one query per request.
     """

@@ -101,7 +101,7 @@ def keep_or_replace(
 
 
 def _meets_constraints(problem: Problem, slots_LGS: Ints, keeps_groups_whole: bool) -> Flags:
-    """Return for each layer, `[L]`, whether experts are in two failure domains and no group is split, if required."""
+    """Return for each layer, `[L]`, whether it has what is required: experts in two failure domains, whole groups."""
     is_covered_L = [not problem.domains or not count_uncovered([row], problem.domains) for row in as_rows(slots_LGS)]
     is_whole_L = not keeps_groups_whole or _groups_are_whole(slots_LGS, problem.sizes, problem.mean_loads.shape[1])
     return np.array(is_covered_L) & is_whole_L

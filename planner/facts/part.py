@@ -44,7 +44,7 @@ class Part(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return pydantic's schema, with lists that end at their first error."""
+        """Return pydantic's schema, in which validation of a list stops at its first wrong entry."""
         schema = handler(source)
         _end_lists_early(schema)
         return schema

@@ -33,8 +33,8 @@ def is_normal(phase: Phase) -> bool:
     return phase != "decode"
 
 
-def step_tokens(phase: PhaseSpec) -> int:
-    """Return the most tokens in a decode step of one attention group: per request one token and its drafts."""
+def decode_step_tokens(phase: PhaseSpec) -> int:
+    """Return the most tokens in a decode step of one attention group: each request's token and its drafts."""
     return phase.max_requests * (1 + phase.draft_tokens)
 
 
@@ -44,7 +44,7 @@ def dispatched_tokens(phase: PhaseSpec, engine: EngineName) -> int:
     GPUs that share attention divide the group's tokens, but vLLM's buffer has room for all tokens of the group. The
     bundled runtime's buffer has room for one half of an overlapped step, because the halves take turns.
     """
-    tokens = step_tokens(phase)
+    tokens = decode_step_tokens(phase)
     if engine == OURS and phase.overlap != "none":
         tokens = -(-tokens // 2)
     return tokens if engine == "vllm" else -(-tokens // phase.attention_tp)

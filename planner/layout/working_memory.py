@@ -31,7 +31,7 @@ from planner.facts.exchange import NVLINK_PEERS
 from planner.facts.model import Model
 from planner.facts.quantisation import wide_bytes
 from planner.facts.terms import Phase, Precision
-from planner.layout.dispatch import SCALE_CHANNELS, message_bytes, step_tokens
+from planner.layout.dispatch import SCALE_CHANNELS, decode_step_tokens, message_bytes
 from planner.layout.layout import PhaseLayout
 from planner.spec.phase import PhaseSpec
 
@@ -89,7 +89,7 @@ def largest_step_field(phase: Phase) -> str:
 
 def largest_step_tokens(phase: Phase, spec: PhaseSpec) -> int:
     """Return the most tokens of one rank's step; in mixed units, without the decode tokens beside prompts."""
-    return step_tokens(spec) if phase == "decode" else spec.max_batch_tokens
+    return decode_step_tokens(spec) if phase == "decode" else spec.max_batch_tokens
 
 
 def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec, dispatched: int) -> int:
@@ -97,7 +97,7 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec, dispatc
 
     `dispatched` is the number of tokens per rank that low-latency buffers have room for.
     """
-    answering = step_tokens(spec)
+    answering = decode_step_tokens(spec)
     tokens = largest_step_tokens(layout.phase, spec)
     tokens += answering if layout.phase == "mixed" else 0  # decode tokens beside a chunk
     at_once, answers = _tokens_at_once(tokens, layout), min(tokens, answering)
@@ -254,7 +254,7 @@ def sglang_working_bytes(phase: Phase, section: PhaseSpec, gpu_bytes: int) -> in
     mem_cache/kv_cache_configurator.py (_profile_available_bytes); published: github.com/sgl-project/sglang issues 7998
     and 6017.
     """
-    tokens = step_tokens(section) if phase == "decode" else section.max_batch_tokens
+    tokens = decode_step_tokens(section) if phase == "decode" else section.max_batch_tokens
     activations = 512 * MIB + 3 * max(tokens, 2048) * MIB // 2
     graphs = (0 if phase == "prefill" else 2 * section.max_requests) + (0 if phase == "decode" else 1536)
     wanted = activations + graphs * MIB + section.attention_tp * 1024 * MIB // 8

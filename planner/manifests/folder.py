@@ -89,7 +89,7 @@ def _find_edits(folder: Path, plan: Plan) -> Iterator[tuple[str, str | None]]:
 
 
 def _manifests(plan: Plan) -> dict[str, str]:
-    """Return name -> text of the folder's files except the kept plan's."""
+    """Return name -> text of the folder's files, without the files of the plan itself."""
     return {name: add_stamp(text) for name, text in {ATTRIBUTES: FOLDED, **render_files(plan)}.items()}
 
 

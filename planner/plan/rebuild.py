@@ -94,7 +94,7 @@ class KeptFacts:
 
 
 def shared_facts(plan: Plan) -> SharedFacts:
-    """Return the facts that the units of `plan`, a valid one, share."""
+    """Return what all units of a valid plan have in common: spec, model, memory, bytes of KV per token, and more."""
     unit = plan.launch_documents[names.launch_file(plan.units[0].name)]
     return SharedFacts.model_construct(
         version=PLAN_VERSION,

@@ -12,7 +12,7 @@ from planner.spec.resolved import ResolvedSpec
 
 
 def engine_runs_model(c: Candidate) -> Iterator[Finding]:
-    """Reject a model that the engine cannot run, and replicas or overlap that it lacks for this model."""
+    """Reject a model that the engine cannot run, and redundant experts or overlap that it lacks for this model."""
     spec = c.resolved
     model = _known_models(spec).get(spec.model.model_type)
     if model is None:

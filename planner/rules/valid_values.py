@@ -168,7 +168,10 @@ class ValidValues:
         return found
 
     def _item_value(self, path: str) -> Any:
-        """Return a list item's value at `path`. Raises Unknown for a key absent from an item with wrong fields."""
+        """Return the value at `path` in a list item.
+
+        Raises Unknown if there is no such item, or if the item had wrong fields and lacks this one.
+        """
         if (found := ITEM.search(path)) is None:
             raise Unknown(path)
         value = self.values.get(path[: found.start()])

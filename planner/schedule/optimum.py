@@ -140,7 +140,10 @@ def _walk(needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Cos
 
 
 def _switch_costs(top: int, switching: Switching) -> "Costs":
-    """Return the unit-slots that each change of the number of units costs, `[from, to]`; infinite on the diagonal."""
+    """Return the cost `[from, to]` of each change of the number of units, in units times time slots.
+
+    The diagonal is infinite, because `_walk` treats a number that stays apart.
+    """
     import numpy as np  # as above
 
     numbers = np.arange(top + 1)

@@ -222,7 +222,7 @@ class TokenDispatcher(Protocol):
         """Bring each pair's row to its slot."""
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Send results back to their tokens. Each lies in the place of its row."""
+        """Send results back to their tokens' ranks. Result i belongs to dispatched row i."""
 
 
 class LocalDispatcher:

@@ -91,9 +91,9 @@ class LatentCache:
             table.append(self._owners.take())
 
     def share(self, table: PageTable, first: int, shared: PageTable) -> None:
-        """Replace a table's pages from number `first` on by the pages `shared`.
+        """Let a request use the pages `shared` in place of those in its `table`, from number `first` on.
 
-        The request has not written to them yet.
+        It must not have written to the pages that it gives up.
         """
         for number, page in enumerate(shared, first):
             if table[number] != page:

@@ -73,9 +73,9 @@ _Group: TypeAlias = tuple[_Rule, list[int]]  # a rule, and the numbers of `ROWS`
 
 
 def draw(logits_BV: Tensor, draws: Mapping[int, PendingDraw], link: HostLink) -> dict[int, DrawnToken | Tensor]:
-    """Return row -> drawn token for each row in `draws`, or its logits on the host if the reference must draw.
+    """Return row -> drawn token for each row in `draws`, or its logits if only `sampling.py` can draw it.
 
-    One copy to the host brings all tokens. A second copy brings the rows that had to be sorted, and a third brings
+    There are at most three copies to the host: the tokens drawn at first, those that needed all of V sorted, and
     logits.
     """
     rules = {

@@ -255,7 +255,7 @@ class Scheduler:
     def _take_prefix(self, request: Request) -> range:
         """Let a request that enters the cache take over its held prefix's pages.
 
-        Return its later whole blocks, to be published.
+        Return the numbers of its whole blocks behind the prefix. The caller lets other requests find these blocks.
         """
         if request.prefix is None:
             return range(0)

@@ -140,7 +140,10 @@ class PhaseRunner(ABC, Generic[Arriving]):
         self._report.tell()
 
     def step(self) -> None:
-        """Compute chunks of prompts, and a token for each request that decodes. Send the new tokens."""
+        """Compute chunks of prompts, and a token for each request that decodes. Send what came of it.
+
+        That is tokens, embeddings, how much of each prompt was in the cache, and requests for which there is no room.
+        """
         batch = self._scheduler.schedule()
         for request in self._scheduler.take_crowded_out():
             _cancel_transfer(request)

@@ -155,7 +155,10 @@ class GatewayLink:
             self._writer = None
 
     async def _follow(self, streams: GatewayStreams) -> GatewayStreams | None:
-        """Read from the gateway until it closes the connection. Return the new connection if the rank has moved."""
+        """Read from the gateway until it closes this connection or its certificate expires.
+
+        Return the connection that has replaced this one, or None.
+        """
         trust = self._address.trust
         moving = None if trust is None else asyncio.create_task(self._move_before_expiry(trust, streams))
         try:

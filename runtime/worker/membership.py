@@ -60,7 +60,7 @@ class Membership:
         return self._place
 
     def check(self) -> None:
-        """Raises PeerLost if another node has the place now, or the error that ended this object's thread."""
+        """Raises PeerLost if the leader gives this node another place, or the error that ended this object's thread."""
         while not self._news.empty():
             place = _place(self._news.get())
             if place != self._place:

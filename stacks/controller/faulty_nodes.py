@@ -23,9 +23,10 @@ LOOK_S = 30.0  # assumed: moving a unit takes minutes
 def handle_faulty_nodes(
     follower: Follower, deployment: Manifest, situation: Situation, decision: Decision, now: float, elapsed_s: float
 ) -> Sequence[str] | None:
-    """Move one unit off faulty nodes.
+    """Taint faulty nodes, delete lost pods, and move one unit.
 
-    Return why other units stay on theirs; None if this round does not look at nodes.
+    Return why other units stay where they are; None if nodes were not looked at: the spec has no `heal`, it is not this
+    round's turn, or the cluster fails.
 
     One round every `LOOK_S` seconds looks at nodes. The previous round was `elapsed_s` ago.
     """

@@ -75,9 +75,9 @@ __all__ = [
     "Proposal",
     "Step",
     "branch_of",
+    "check_payback",
     "decide",
     "propose",
-    "require_payback",
 ]
 
 Result = Literal["opened", "updated", "unchanged", "left_alone", "closed", "nothing"]
@@ -209,7 +209,7 @@ def propose(call: Call) -> Outcome:
     Raises CallError, SpecError or InfeasibleError before anything is pushed; GitError or ForgeError if the remote
     fails. Then the same call may be repeated.
     """
-    require_payback(call)
+    check_payback(call)
     checkout = find_checkout(Path.cwd())
     repository = read_repository(remote_address(checkout, call.remote), call.forge, call.forge_url)
     require_identity(checkout)
@@ -248,7 +248,7 @@ def decide(standing: BranchState) -> Step:
     return Step("updated" if is_open else "opened", pushes=True)
 
 
-def require_payback(call: Call) -> None:
+def check_payback(call: Call) -> None:
     """Raises CallError for a `--payback` that is no positive number, or that is given without `--loads`."""
     if call.most_hours is not None and (call.loads is None or not 0 < call.most_hours < math.inf):
         rule, reason = "R619 must be a number above 0, beside --loads", "new expert maps have to pay for their restarts"

@@ -77,6 +77,8 @@ def end_with_parent(parent: int) -> None:
 
 
 class _Supervisor:
+    """Starts, watches and ends the processes of one deployment, and keeps its record true."""
+
     def __init__(self, folder: RunFolder, layout: Layout, record: Record) -> None:
         self._folder, self._layout, self._record = folder, layout, record
         self._began = time.monotonic()

@@ -106,7 +106,7 @@ class Deployment(pulumi.ComponentResource):
         }
 
     def _child(self, name: str, after: Sequence[pulumi.Resource]) -> tuple[str, pulumi.ResourceOptions]:
-        """Return name and options of a child resource; `name`, its name in older states, becomes an alias."""
+        """Return the name and options of a child resource. Older states know it as `name`, so `name` is an alias."""
         deadline = f"{self._plan.kubernetes.ready_timeout:g}s"
         options = pulumi.ResourceOptions(
             parent=self,

@@ -42,7 +42,7 @@ from stacks.gitops.git import (
 )
 from stacks.gitops.init import make_environments, require_loads, require_repository, require_safe_path, write_files
 from stacks.gitops.propose import Call as ProposeCall
-from stacks.gitops.propose import require_payback
+from stacks.gitops.propose import check_payback
 from stacks.gitops.refusals import no_loads_file
 from stacks.live import recorded
 from stacks.live.recorded import read_recorded
@@ -346,7 +346,7 @@ BROUGHT_ABOUT = {
     "R616": lambda _: _raise(GitError("push", "error: failed to push some refs")),
     "R617": lambda _: _raise(ForgeError(OUR_REPOSITORY, "HTTP 401: Bad credentials")),
     "R618": lambda folder: require_branch(Checkout(folder, folder), "main", "main"),
-    "R619": lambda _: require_payback(ProposeCall(Path("spec.yaml"), Path("deploy"), most_hours=12.0)),
+    "R619": lambda _: check_payback(ProposeCall(Path("spec.yaml"), Path("deploy"), most_hours=12.0)),
     "R620": lambda _: make_environments(Path("spec.yaml"), Path("deploy"), (), "dev,Prod"),
     "R621": lambda _: require_loads("http://ada:secret@prometheus:9090", ()),
     "R622": lambda _: _forge("https://git.example/o/r.git", url="https://git.example/gitlab"),

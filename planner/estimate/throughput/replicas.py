@@ -58,18 +58,18 @@ class ReplicaBalance:
         self.estimate = lru_cache(maxsize=None)(self._estimate)
         self.best = lru_cache(maxsize=None)(self._best_imbalance)
         self.counts = lru_cache(maxsize=None)(self._replica_counts)
-        self.drifts = lru_cache(maxsize=None)(self._drifts)
+        self.drift_variances = lru_cache(maxsize=None)(self._drift_variances)
         self.hottest = lru_cache(maxsize=None)(self._hottest_gpus)
 
     def _estimate(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
         """Return the expected max/mean loads of a unit in a step with `pairs_per_gpu` token-expert pairs per GPU."""
-        hottest, drifts = self.hottest(num_slots, num_gpus), self.drifts(num_slots)
+        hottest, drifts = self.hottest(num_slots, num_gpus), self.drift_variances(num_slots)
         alike = self._num_hot(num_slots, num_gpus, pairs_per_gpu) if self.bound(num_slots, num_gpus) > EVEN else None
         return _imbalance(hottest, drifts, num_gpus, num_nodes, pairs_per_gpu, alike)
 
     def _best_imbalance(self, most_slots: int, num_gpus: int, pairs_per_gpu: float) -> Imbalance:
         """Return the max/mean loads with `most_slots` slots if replicas could balance any load."""
-        drifts = self.drifts(most_slots)
+        drifts = self.drift_variances(most_slots)
         return _imbalance([1.0] * len(drifts), drifts, num_gpus, 1, pairs_per_gpu, None)
 
     def bound(self, num_slots: int, num_gpus: int) -> float:
@@ -105,8 +105,11 @@ class ReplicaBalance:
         hottest: Floats = -np.sort(-parts.reshape(len(parts), -1), axis=1)
         return hottest
 
-    def _drifts(self, num_slots: int) -> list[float]:
-        """Return each layer's variance by drift, summed over slots. An expert's variance is divided by its replicas."""
+    def _drift_variances(self, num_slots: int) -> list[float]:
+        """Return for each layer the variance that drifting loads give its slots, summed over slots.
+
+        An expert of n slots adds 1/n of its own variance.
+        """
         found: list[float] = (self._variances / self.counts(num_slots)).sum(axis=1).tolist()
         return found
 
@@ -115,7 +118,7 @@ class ReplicaBalance:
         import numpy as np  # as above
 
         counts_LE = self.counts(num_slots)
-        deviation_L = np.sqrt(np.array(self.drifts(num_slots)) * num_gpus + 1 / max(pairs_per_gpu, 1.0))
+        deviation_L = np.sqrt(np.array(self.drift_variances(num_slots)) * num_gpus + 1 / max(pairs_per_gpu, 1.0))
         least_L = self._hottest_replica(num_slots) - deviation_L / num_gpus
         found: list[int] = (counts_LE * (self._shares / counts_LE >= least_L[:, None])).sum(axis=1).tolist()
         return found

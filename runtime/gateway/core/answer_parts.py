@@ -124,7 +124,10 @@ class AnswerReader:
         return ()
 
     def _read_thought(self) -> Sequence[AnswerPart]:
-        """Return thoughts without the white space around them."""
+        """Take the thoughts so far out of the text, without the white space around them.
+
+        An answer that ends within its thoughts keeps the white space at its end.
+        """
         self._skip_space()
         text, is_over = self._read_until(THINK_END)
         if is_over:

@@ -31,7 +31,7 @@ from runtime.gateway.core.embeddings import EmbeddingCall, embeddings_json, read
 from runtime.gateway.core.generation import Delta, Generation
 from runtime.gateway.core.openapi import ROUTES, encoded_description
 from runtime.gateway.core.response_items import ResponsesDialect
-from runtime.gateway.core.responses import read_response, rename_params
+from runtime.gateway.core.responses import read_responses_request, rename_params
 from runtime.gateway.core.schemas import Schemas
 from runtime.gateway.core.tokenizing import detokenize, tokenize
 from runtime.gateway.edge.client import Bodies, EventStream, run_while_connected
@@ -158,7 +158,7 @@ async def chat_completions(request: Request) -> Response:
 async def responses(request: Request) -> Response:
     """Answer POST /v1/responses."""
     try:
-        return await _answer(request, read_response, ResponsesDialect, "resp_")
+        return await _answer(request, read_responses_request, ResponsesDialect, "resp_")
     except ApiError as error:
         raise rename_params(error) from None
 
@@ -316,7 +316,7 @@ def _find_idempotent_call(request: Request, raw: bytes) -> IdempotentCall:
     """
     gateway: Gateway = request.app.state.gateway
     key = request.headers.get(HEADER)
-    return gateway.idempotency.find_call(key, request.state.account.name, request.scope["path"], raw)
+    return gateway.idempotency.begin_request(key, request.state.account.name, request.scope["path"], raw)
 
 
 def _close_call(generation: Generation, spending: Spending, idempotent: IdempotentCall, record: CallRecord) -> None:

@@ -41,7 +41,7 @@ from runtime.gateway.core.conversation import FunctionName, Json, OpenPart, Part
 from runtime.gateway.edge.http_errors import ApiError, invalid, unsupported
 from runtime.protocol.bounds import Temperature
 
-__all__ = ["ResponsesBody", "read_response", "rename_params"]
+__all__ = ["ResponsesBody", "read_responses_request", "rename_params"]
 
 OWN_NAMES = {"messages": "input", "response_format": "text.format"}  # parameter of a chat -> parameter of this route
 CHAT_NAME = re.compile(rf"({'|'.join(OWN_NAMES)})(\[\d+\])?(?=\W)")
@@ -127,8 +127,11 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     cache_salt: CacheSalt | None = None
 
 
-def read_response(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
-    """Read the body of /v1/responses. Raises ApiError, which may name a chat's parameters, if it is wrong."""
+def read_responses_request(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
+    """Read the body of a POST to /v1/responses as a chat.
+
+    Raises ApiError if it is wrong. The error may name a chat's parameters, which `rename_params` replaces.
+    """
     document = read_object(raw)
     body = convert_body(document, ResponsesBody)
     pending = read_chat_document(_convert_to_chat(body, document), model, seed)

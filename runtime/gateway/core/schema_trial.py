@@ -95,7 +95,10 @@ def _find_fault(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
 
 
 def _draw_token(mask: bytes, draws: random.Random) -> int:
-    """Return a random token among those in the first non-empty byte of the mask after a random place."""
+    """Return a random allowed token.
+
+    It is one bit of the next byte that has any, from a random byte of the mask on, and from its start if none follows.
+    """
     place = draws.randrange(len(mask))
     tail = mask[place:].lstrip(b"\0") or mask.lstrip(b"\0")
     bits = [bit for bit in range(8) if tail[0] >> bit & 1]

@@ -69,10 +69,11 @@ class IdempotencyKeys:
         self._clock = now
         self._calls: dict[str, IdempotentCall] = {}  # by the digest of account and key, the oldest first
 
-    def find_call(self, key: str | None, account: str | None, path: str, raw: bytes) -> IdempotentCall:
-        """Return a key's record, a new one for an unknown key.
+    def begin_request(self, key: str | None, account: str | None, path: str, raw: bytes) -> IdempotentCall:
+        """Return the key's record and count one more request under way; end it with `end_request`.
 
-        Raises ApiError if it came with another body or is malformed.
+        Without a key the record is not kept. Raises ApiError if the key came with another path or body, or is
+        malformed.
         """
         if key is None:
             return IdempotentCall()

@@ -174,7 +174,10 @@ class PrefixIndex:
         self._free += range(2 * num_ranks - 1, num_ranks - 1, -1)
 
     def _has(self, places: NDArray[np.int64], keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return for each rank whether it has its key. `keys` has one key per rank, or a single key for all."""
+        """Return for each rank, given by its row in the index (`places`), whether the index has the rank's key.
+
+        `keys` has one key per rank, or a single key for all.
+        """
         rows_RW = self._hashes_RBW[places, keys % self._num_buckets]
         return (rows_RW == keys[:, None]).any(axis=1)
 

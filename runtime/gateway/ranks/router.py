@@ -195,7 +195,11 @@ def pick(
     policy: Policy = Policy.BALANCED,
     find_held: FindHeld = find_nothing,
 ) -> RankLoad:
-    """Return the best rank for a request among `ranks`, which are all of one phase and at least one."""
+    """Return the best rank for a request. `ranks` is not empty and of one phase.
+
+    Among equally good ranks, the call number `turn` decides. `find_held` returns how much of the prompt each of some
+    ranks has in its cache.
+    """
     costs = _costs(policy, ranks, size, find_held)
     lowest = min(costs)
     equals = sorted(

@@ -65,10 +65,10 @@ class ServedWeights:
         self._forget_if_nobody_serves(ranks)
 
     def _forget_if_nobody_serves(self, ranks: Iterable[Rank]) -> None:
-        """Forget the weights once no rank serves with them, unless a file remembers them.
+        """Forget the weights if no rank serves with them; then refused ranks may. Never if a file remembers them.
 
-        A rank that another gateway refused does not serve either. So two gateways that began with different weights can
-        agree on new ones.
+        Ranks that another gateway refuses count as not serving. Otherwise two gateways with different weights would
+        refuse each other's ranks for ever.
         """
         if self._file is not None or self._digest is None:
             return

@@ -140,7 +140,7 @@ class AdmissionQueue:
         self._waiting[turn] = _Waiting(try_to_start, give_up)
         if self._close_reason is not None:
             self.close(self._close_reason)
-        self._start_waiting()
+        self._start_queued()
         return turn
 
     def end(self, turn: Turn, cost: float) -> None:
@@ -153,15 +153,15 @@ class AdmissionQueue:
         """Start waiting requests in the event loop's next turn, when all that is freed in this turn counts."""
         if self._waiting and not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._start_waiting)
+            asyncio.get_running_loop().call_soon(self._start_queued)
 
     def close(self, reason: str) -> None:
         """Fail the requests that wait now, and those that come later."""
         self._close_reason = reason
         self._give_up(reason)
 
-    def _start_waiting(self) -> None:
-        """Start waiting requests in the order of their turns until ranks take no more."""
+    def _start_queued(self) -> None:
+        """Start queued requests in the order of their turns, until ranks take no more."""
         self._is_scheduled = False
         while (turn := self._queue.next_turn()) is not None and self._may_start():
             if not self._waiting[turn].try_to_start():

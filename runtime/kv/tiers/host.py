@@ -199,7 +199,7 @@ class HostTier:
         return chunk[within]
 
     def _give_way(self, num_bytes: int) -> None:
-        """Forget idle blocks until `num_bytes` are free or no idle block is left. The caller has the lock."""
+        """Forget idle blocks until `num_bytes` more are free or no idle block is left. The caller has the lock."""
         while num_bytes > 0 and (slot := self._slots.forget_oldest()) is not None:
             self._free(slot)
             num_bytes -= self.block_bytes

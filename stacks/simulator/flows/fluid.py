@@ -160,7 +160,7 @@ class _Flow:
         units, batch = groups.units, min(self.requests / groups.tokens, self.service.tokens.max_requests)
         token_step_seconds = self.service.tokens.step_seconds(batch)
         turn = next_pieces(turns, self.steps / units, arrivals / units, token_step_seconds, step_s)
-        minute.prompt_seconds, minute.prompt_busy, minute.prompt_wait = turn.seconds, turn.busy, turn.wait
+        minute.prompt_seconds, minute.prompt_busy, minute.prompt_wait = turn.seconds, turn.busy, turn.mean_wait_s
         minute.prompt_load = arrivals / units / turns.rate(-1, token_step_seconds)
         self.computing = turn.computing
         return turn.pieces * units

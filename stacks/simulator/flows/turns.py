@@ -50,8 +50,8 @@ class Turn:
         return self.busy * self.prompt_seconds / self.seconds
 
     @property
-    def wait(self) -> float:
-        """Return the mean seconds that a piece waits before its turn."""
+    def mean_wait_s(self) -> float:
+        """Return the mean seconds that a piece of a prompt waits for its turn."""
         return max(self.pieces / self.load - 1, 0.0) * self.seconds if self.load else 0.0
 
 

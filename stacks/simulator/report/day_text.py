@@ -1,4 +1,4 @@
-"""SimulationResult days as a table for people: a row for each figure, a column for each variant."""
+"""Played days as a table for people: a row for each figure, a column for each variant."""
 
 from collections.abc import Iterator, Sequence
 
@@ -51,7 +51,10 @@ def describe_day(column: DayColumn) -> str:
 
 
 def figure_rows(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the table's rows, its heads first: a variant's figures at three speeds, or all variants' as expected."""
+    """Yield the table's rows, heads first.
+
+    One variant has a column for each of three speeds. Several variants have one each, at the expected speed.
+    """
     if len(columns) == 1:
         return _range_rows(columns[0])
     return table_rows(FIGURES, heads, [each.day.outcomes["mid"] for each in columns])

@@ -35,7 +35,7 @@ def test_a_steady_unit_is_that_of_a_simulated_one(arrivals):
     assert turn.pieces / arrivals == pytest.approx(there, rel=0.04)
     assert turn.busy == pytest.approx(busy, rel=0.04)
     assert turn.seconds == pytest.approx(0.2)
-    assert turn.wait + turn.seconds == pytest.approx(turn.pieces / arrivals)
+    assert turn.mean_wait_s + turn.seconds == pytest.approx(turn.pieces / arrivals)
 
 
 def test_a_backlog_is_worked_off_at_full_turns():

@@ -16,7 +16,7 @@ from runtime.gateway.core.calls import Call, ServedModel, read_chat
 from runtime.gateway.core.dialects import usage
 from runtime.gateway.core.generation import Delta
 from runtime.gateway.core.response_items import ResponsesDialect
-from runtime.gateway.core.responses import read_response, rename_params
+from runtime.gateway.core.responses import read_responses_request, rename_params
 from runtime.gateway.core.tokenizer import load_tokenizer
 from runtime.gateway.edge.http_errors import ApiError
 
@@ -45,7 +45,7 @@ def model(write_checkpoint, tmp_path_factory):
     )
 
 
-def call(model, read=read_response, **wishes):
+def call(model, read=read_responses_request, **wishes):
     return read(json.dumps({"model": "tiny"} | wishes).encode(), model, 7).prepare()
 
 
