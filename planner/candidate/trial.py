@@ -93,7 +93,7 @@ def speed_of(trial: Trial, balance: Balance) -> Speed:
 def _mixed_speed(case: Case, turns: SteadyTurns, fullest: float) -> Speed:
     """Return the speed of a mixed unit by the formulas of `predict.py`. `fullest` is the max/mean load of GPUs."""
     tpot = turns.seconds_per_step / case.point.accepted_tokens
-    ttft = case.point.prompt_steps * turns.seconds + turns.wait + prompt_read_time(case)
+    ttft = case.point.prompt_steps * turns.seconds + turns.mean_wait_s + prompt_read_time(case)
     return Speed(turns_rate(case, turns), tpot * MS_PER_S, ttft * MS_PER_S, fullest)
 
 

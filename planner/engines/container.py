@@ -28,7 +28,7 @@ CACHES = {"HOME": "/tmp", "XDG_CACHE_HOME": "/tmp/.cache"}  # noqa: S108 (the po
 
 @dataclass(frozen=True)
 class Probe:
-    """An HTTP path of a pod that tells its state or its metrics."""
+    """An HTTP path at which a pod reports its state or its metrics."""
 
     path: str
     port: str  # a name in `Container.ports`

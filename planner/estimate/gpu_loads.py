@@ -16,7 +16,7 @@ DIGITS = 4
 
 
 class GpuLoads(Part):
-    """Loads of GPUs, each over the mean load of the GPUs in its layer."""
+    """Loads of GPUs, each divided by the mean GPU's load in the same layer."""
 
     max_in_order: tuple[float, ...]  # the fullest GPU's in each MoE layer, with experts in order
     moe_layer: int  # the layer with the fullest GPU, once the map applies

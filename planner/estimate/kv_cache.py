@@ -88,7 +88,7 @@ class KvCache(Part):
 
 @dataclass(frozen=True)
 class PromptNodes:
-    """How many nodes that compute prompts are on, and how often they start."""
+    """How many nodes are on that compute prompts, and how often such nodes are turned on."""
 
     mean: float  # nodes that are on, averaged over the day
     most: int  # nodes that are on in the busiest hour
@@ -152,7 +152,7 @@ def kv_cache(
 def kept_hit_rate(reuse: ReuseCurve, memory_s: float, disk_s: float) -> float:
     """Return the trace's hit rate with a memory that holds blocks for `memory_s` on average, and disks for `disk_s`.
 
-    Blocks that are in both count once.
+    A block that is both in memory and on disk counts once.
     """
     in_memory = reuse.interpolate(memory_s, "kept_s", "hit_rate")
     keep_s = reuse.interpolate(memory_s, "kept_s", "keep_s")

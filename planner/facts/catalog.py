@@ -431,7 +431,7 @@ def suggest_gpu(written: str, known: Sequence[str]) -> Fix:
 
 
 def unplanned_gpu(written: str) -> str | None:
-    """Return the GPU that `written` names if the catalog lacks it; None for a GPU of the catalog and for no GPU.
+    """Return the known GPU that `written` names if the catalog lacks it, else None.
 
     A chip of the catalog with another board or memory is another GPU, and its whole name is returned.
     """

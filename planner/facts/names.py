@@ -140,7 +140,7 @@ def controller_name(plan: str) -> str:
 def controller_nodes_role(namespace: str, plan: str) -> str:
     """Return the name of the controller's ClusterRole for nodes, which no other plan in any namespace has.
 
-    A namespace has no dots, so it ends at the first one.
+    A namespace has no dots, so it ends at the role name's first dot.
     """
     return f"tidemill-{namespace}.{controller_name(plan)}"
 
@@ -208,7 +208,7 @@ def unit_selector(unit: str) -> dict[str, str]:
 
 
 def unit_pod_name(unit: str, worker: int, unit_kind: UnitKind) -> str:
-    """Return the name of one of a unit's pods; its host name is in the domain of the unit's Service.
+    """Return the name of one of a unit's pods. The pod's host name is in the domain of the unit's Service.
 
     Source: github.com/kubernetes-sigs/lws v0.9.0: a group's first pod is NAME-0, the others are NAME-0-INDEX.
     """

@@ -257,7 +257,7 @@ def _sparse_buffer(spec: ResolvedSpec, model: Model, section: PhaseSpec, kv_valu
 
 
 def _report_misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
-    """Return the finding that no request fits, at a limit that is too high or at what decides the largest part."""
+    """Return the finding that no request fits. It names a limit that is too high, or the largest part's field."""
     field = _find_high_limit(plan.phase, spec) or _largest_part_field(plan)
     rule = (
         f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "

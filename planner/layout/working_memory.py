@@ -234,7 +234,7 @@ def low_latency_bytes(hidden_size: int, num_experts: int, max_tokens: int) -> in
 def sglang_working_bytes(phase: Phase, section: PhaseSpec, gpu_bytes: int) -> int:
     """Return the bytes that SGLang keeps free on a GPU of `gpu_bytes` for activations and CUDA graphs.
 
-    It sizes its KV before it captures graphs and before DeepEP allocates buffers, so it must leave room for them.
+    SGLang sizes its KV before it captures graphs and before DeepEP allocates buffers, so it must leave room for them.
     `--mem-fraction-static` is the share for weights and KV, of the memory that is free before weights are loaded. By
     default SGLang leaves free, in MiB:
 

@@ -37,7 +37,7 @@ class Part:
 
 
 def apply_overlay(text: str, overlay: OverlaySpec | None) -> str:
-    """Return the object in the YAML `text` as YAML again, with its parts of `overlay` merged into it."""
+    """Return the object in the YAML `text` as YAML, with the parts of `overlay` for this object merged into it."""
     if overlay is None:
         return text
     document = yaml.load(text, Loader=yaml.CSafeLoader)

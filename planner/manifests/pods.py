@@ -163,7 +163,7 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
 def has_compute_domain(plan: Plan, unit: Unit) -> bool:
     """Return whether a unit of several nodes gets a ComputeDomain, NVIDIA's object for NVLink between nodes.
 
-    By default it does if NVLink joins its nodes; the spec may decide otherwise.
+    By default a unit gets one if NVLink joins its nodes; the spec may decide otherwise.
     """
     wanted = plan.kubernetes.compute_domain
     joins = plan.pods[unit.phase].nvlink_joins_nodes if wanted is None else wanted

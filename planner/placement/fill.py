@@ -92,7 +92,7 @@ def _alternate(task: Task, order: Sequence[int], producers: set[int]) -> list[in
 
 
 def _fill(task: Task, placed: Assignment, order: Sequence[int]) -> Assignment:
-    """Return `placed` with the nodes that units still lack: near the unit's other nodes, or snug if it has none."""
+    """Return `placed` with each unit's missing nodes added: near its other nodes, or by `take_snug` if it has none."""
     assignment = [dict(cells) for cells in placed]
     room = Room(task, assignment)
     for unit in order:

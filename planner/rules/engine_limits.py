@@ -34,7 +34,7 @@ EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
 
 
 def runs_layout(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the engine can run the EP size, steps, FP8 blocks and replicas of `phase`.
+    """Return whether the engine can run the EP size, steps, FP8 blocks and redundant experts of `phase`.
 
     Other phases may still be undecided.
     """

@@ -40,7 +40,7 @@ def controller_needs_schedule(c: ValidValues) -> Iterator[Finding]:
 
 
 def controller_needs_leader_worker_sets(c: ValidValues) -> Iterator[Finding]:
-    """Reject a controller with StatefulSets: it sets `replicas` to 0 or 1, which there is a unit's number of nodes."""
+    """Reject a controller with StatefulSets, whose `replicas` count nodes: the controller sets `replicas` to 0 or 1."""
     c.require("kubernetes.controller.pace")
     unit_kind: str = c["kubernetes.unit_kind"]
     if unit_kind == "leaderworkerset":

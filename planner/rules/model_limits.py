@@ -26,7 +26,7 @@ def engine_runs_model(c: Candidate) -> Iterator[Finding]:
 
 
 def units_have_at_most_one_gpu_per_expert(c: Candidate) -> Iterator[Finding]:
-    """Reject units with more GPUs than the model has experts: SGLang refuses them, even with replicas."""
+    """Reject units with more GPUs than the model has experts: SGLang refuses them, even with redundant experts."""
     spec = c.resolved
     most = spec.model.num_routed_experts
     for phase in spec.phases:

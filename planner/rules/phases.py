@@ -224,7 +224,7 @@ def _even_redundant_experts(ep_size: int, redundant: int, num_logical: int) -> l
     """Return the nearest lower and higher numbers of redundant experts that give all GPUs equal slots.
 
     A number that adds one replica or more of every expert is left out. The nearest comes first, but 0 comes last: a
-    user who wrote a number wants replicas.
+    user who wrote a number wants redundant experts.
     """
     above = redundant + -(num_logical + redundant) % ep_size
     even = [number for number in (above - ep_size, above) if 0 <= number < redundant + num_logical]

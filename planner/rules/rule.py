@@ -125,7 +125,7 @@ def is_within(level: Level, most: Level) -> bool:
 
 
 def limit(path: str, must: str, reason: str, fix: Fix | str, is_broken: Callable[[ResolvedSpec, Phase], bool]) -> Rule:
-    """Return a rule that an engine cannot run the value at `path` of a phase if `is_broken(spec, phase)` is true.
+    """Return a rule that rejects the value at `path` if `is_broken(spec, phase)`: the engine cannot run it.
 
     `*` in `path` stands for each phase. `must` begins with the rule's id, and `{engine}` in it stands for the engine's
     name.

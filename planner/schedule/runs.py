@@ -41,12 +41,12 @@ class Run:
 
     @property
     def starts(self) -> float | None:
-        """The instant at which the unit takes its nodes; None if `serves` is."""
+        """The instant at which the unit takes its nodes; None if `serves` is None."""
         return None if self.serves is None else self.serves - self.warm_up_s
 
     @property
     def stops(self) -> float | None:
-        """The instant at which the unit's nodes are free again; None if `drains` is."""
+        """The instant at which the unit's nodes are free again; None if `drains` is None."""
         return None if self.drains is None else self.drains + self.drain_s
 
 

@@ -70,7 +70,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The measurements on which a prediction rests: they set its range, and `why` tells people."""
+    """The measurements on which a prediction and its range rest. `why` describes these measurements to people."""
 
     family: Family
     why: str

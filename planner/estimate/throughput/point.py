@@ -35,7 +35,7 @@ class OperatingPoint:
     def accepted_tokens(self) -> float:
         """Return how many tokens a decode step gives a request on average: one, plus the drafts before a wrong draft.
 
-        With acceptance rate a and k drafts they are 1 + a + ... + a^k: 1.85 for DeepSeek-V3's one draft at 0.85.
+        With acceptance rate a and k drafts that is 1 + a + ... + a^k: 1.85 for DeepSeek-V3's one draft at 0.85.
         """
         return fsum(self.acceptance_rate**number for number in range(self.step_queries))
 

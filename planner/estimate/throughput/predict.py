@@ -77,7 +77,7 @@ class Case:
 
     @property
     def pieces_per_prompt(self) -> float:
-        """Return how many pieces, parts that a group computes in one step, a prompt has on average."""
+        """Return how many pieces a prompt has on average. A piece is what a group computes of a prompt in one step."""
         return max(self.point.computed_tokens, 1.0) / self.piece
 
     @property
@@ -126,7 +126,7 @@ class Prediction:
     def is_saturated(self) -> bool:
         """Return whether prefill is fully used, so that its queue grows without end.
 
-        Its TTFT is then that of a prompt without waiting.
+        The predicted TTFT is then that of a prompt that does not wait.
         """
         return self.phase == "prefill" and self.point.utilisation >= 1
 
@@ -220,7 +220,8 @@ def prompt_step_seconds(
 def turn_prompt_seconds(case: Case, load: float) -> float:
     """Return the seconds for which a mixed unit computes prompts in one turn, if `load` pieces arrive per turn.
 
-    The pieces are spread over as many groups as possible.
+    A turn is a step for all waiting pieces of prompts, and then a step of tokens (`turns.py`). The pieces are spread
+    over as many groups as possible.
     """
     return _turn_prompt_seconds(_apply_engine(case), load) / case.engine.factor.get(case.phase, 1.0)
 
@@ -359,7 +360,7 @@ def _prompt_latencies(
     step = max(_full_prompt_step(case).seconds, _step_read_time(case)) / case.engine.factor.get(case.phase, 1.0)
     wait, rarely = point.queued_steps * step, point.queued_steps_exceeded_by(RARE) * step
     if turns is not None:
-        step, wait, rarely = turns.seconds, turns.wait, turns.wait_exceeded_by(RARE)
+        step, wait, rarely = turns.seconds, turns.mean_wait_s, turns.wait_exceeded_by(RARE)
     slower, read, computing = rates.inverse(rate), prompt_read_time(case), point.prompt_steps * step
     transfer = None
     if case.phase == "prefill" and case.machine.nic:

@@ -61,7 +61,7 @@ class SteadyTurns:
         return self.token_seconds / (1 - self.busy * self.prompt_seconds / self.seconds)
 
     @property
-    def wait(self) -> float:
+    def mean_wait_s(self) -> float:
         """Return the mean seconds that a piece of a prompt waits for its turn: half of the turn under way, if any."""
         return self.busy * self.seconds / 2
 

@@ -75,6 +75,6 @@ def test_an_idle_unit_waits_for_nobody():
     turns = steady_turns(1e-6, 8.0, prompt_seconds, token_seconds)
 
     assert turns.seconds_per_step == pytest.approx(TOKENS_S, rel=1e-4)
-    assert turns.wait == pytest.approx(0.0, abs=1e-5)
+    assert turns.mean_wait_s == pytest.approx(0.0, abs=1e-5)
     assert turns.wait_exceeded_by(0.01) == 0
     assert not turns.delays_more_than(0.01)
