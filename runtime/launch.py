@@ -50,7 +50,7 @@ class Model(_Part):
 
 
 class Checkpoint(_Part):
-    """Where the weights are, and the digests of `config.json` and of the manifest, if the plan has them."""
+    """The place of the weights, and the digests of `config.json` and of the manifest, if the plan has them."""
 
     uri: str
     config_digest: str | None

@@ -361,7 +361,7 @@ class Place(_Message):
 
 
 class Wait(_Message):
-    """To a node: there is no place now. To a rank: it gets no work, because of the weights that it loaded."""
+    """Tells a node that there is no place now, or a rank that it gets no work because of the weights that it loaded."""
 
     reason: str
 

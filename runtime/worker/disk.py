@@ -37,7 +37,7 @@ def open_disk(limits: Limits, block_digest: bytes, host: HostTier | None, who: s
 
 
 def close_disk(disk: DiskTier | None) -> None:
-    """After the rank's last request, write queued blocks for at most `FLUSH_S`, and close the tier."""
+    """Write queued blocks for at most `FLUSH_S` after the rank's last request, and close the tier."""
     if disk is not None:
         disk.flush(FLUSH_S)
         disk.close()

@@ -53,7 +53,7 @@ RETRY_OTHER_S = 5.0  # assumed: soon enough in an upgrade, and not many lines in
 
 @dataclass(frozen=True)
 class GatewayAddress:
-    """Where gateways are: their hosts, separated by commas, their port, and the identity to be proven, if any."""
+    """The address of gateways: their hosts, separated by commas, their port, and the identity to be proven, if any."""
 
     host: str
     port: int

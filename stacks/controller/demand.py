@@ -71,7 +71,7 @@ class Floor:
 
 @dataclass(frozen=True)
 class Demand:
-    """For each phase, the number of units that demand asks for after one look."""
+    """The number of units of each phase that demand asks for after one look."""
 
     floors: Mapping[Phase, Floor]
     expected_units: Mapping[Phase, int]  # units that will be on if the demand lasts

@@ -132,19 +132,19 @@ class LoopOps(RowLoopOps):
     """All compiled loops, each for the sizes at which it is faster than torch."""
 
     def linear(self, x_RD: Tensor, w_OD: Tensor) -> Tensor:
-        """For few rows, read the matrix only once."""
+        """Read the matrix only once, if there are few rows."""
         if 0 < x_RD.shape[0] <= MAX_ROWS:
             return kernels.linear(x_RD, w_OD)
         return super().linear(x_RD, w_OD)
 
     def gated_mlp(self, x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
-        """For few rows, make one call instead of five."""
+        """Make one call instead of five, if there are few rows."""
         if 0 < x_RD.shape[0] <= MAX_ROWS:
             return kernels.gated_mlp(x_RD, gate_ID, up_ID, down_DI)
         return super().gated_mlp(x_RD, gate_ID, up_ID, down_DI)
 
     def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
-        """For few requests, compute all heads in one call."""
+        """Compute all heads in one call, if there are few requests."""
         if 0 < q_BHQ.shape[0] <= MAX_ROWS:
             return kernels.absorb_query(q_BHQ, up_XL, rope, value_size)
         return super().absorb_query(q_BHQ, up_XL, rope, value_size)
@@ -152,13 +152,13 @@ class LoopOps(RowLoopOps):
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
-        """For few heads and pages, read the latents in their pages."""
+        """Read the latents in their pages, if there are few heads and pages."""
         if 0 < q_BHC.shape[1] * tables_BJ.numel() * pages_JSC.shape[1] <= MAX_SCORES:
             return kernels.attend(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
         return super().attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
 
     def up_project_values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
-        """For few requests, compute all heads in one call."""
+        """Compute all heads in one call, if there are few requests."""
         if 0 < context_BHL.shape[0] <= MAX_ROWS:
             return kernels.up_project_values(context_BHL, up_XL, value_size)
         return super().up_project_values(context_BHL, up_XL, value_size)
