@@ -41,7 +41,8 @@ COSTS = (
     "answered_share",
     "mean_nodes",
 )
-LOADS = ("asked_tokens_per_s", "highest_load_of_most", "hours_beyond")
+TRAFFIC = "tokens_per_day"
+LOADS = ("highest_load_of_most", "hours_beyond")
 SPEEDS = (
     "tokens_per_s_per_gpu",
     "tokens_per_s_per_unit",
@@ -164,7 +165,18 @@ def _states(plan: Plan) -> tuple[State, ...]:
 
 def _performance(plan: Plan, phase: Phase) -> dict[str, Row]:
     """Return the figures to compare of a phase's speed and of its load: name -> row."""
-    return _figures(plan, f"performance.{phase}", SPEEDS) | _figures(plan, f"demand.{phase}", LOADS)
+    return (
+        _traffic(plan, phase)
+        | _figures(plan, f"performance.{phase}", SPEEDS)
+        | _figures(plan, f"demand.{phase}", LOADS)
+    )
+
+
+def _traffic(plan: Plan, phase: Phase) -> dict[str, Row]:
+    """Return the tokens that a day's traffic asks of a phase; empty if the plan has no traffic or no figures."""
+    if plan.report is None or plan.spec.traffic is None:
+        return {}
+    return {TRAFFIC: Row(f"demand.{phase}", TRAFFIC, plan.spec.traffic.tokens_of(phase), "")}
 
 
 def _cost(plan: Plan) -> dict[str, Row]:

@@ -58,7 +58,7 @@ EFFECTS: dict[Verdict, str] = {  # what callers of the service notice while the 
 GATEWAY_SERVES = "a gateway serves at any time"
 AS_SCHEDULED = "as scheduled, but without kubernetes.controller all units stay on"
 SPEEDS = {
-    "asked_tokens_per_s": "tokens/s asked at peak",
+    "tokens_per_day": "tokens asked a day",
     "highest_load_of_most": "capacity asked at peak",
     "tokens_per_s_per_gpu": "tokens/s of a GPU",
     "ttft_ms": "TTFT in ms",
@@ -72,7 +72,7 @@ SPEEDS = {
 }
 # figure -> text in its place if a plan has figures, but not this one, because the spec does not ask for it
 ABSENT = {
-    "asked_tokens_per_s": "no traffic",
+    "tokens_per_day": "no traffic",
     "highest_load_of_most": "no traffic",
     "answered_share": "no traffic",
     "usd_per_million_output_tokens": "no traffic",

@@ -184,21 +184,27 @@ def commit_folder(checkout: Checkout, tree: Path, parent: str, paths: Sequence[P
 
 
 def is_own_commit(checkout: Checkout, commit: str, base: str, paths: Sequence[Path]) -> bool:
-    """Return whether `commit_folder` made `commit`: its seal fits its files, its parent and its title.
+    """Return whether `commit_folder` made `commit` for this author: its seal fits its files, its parent and its title.
 
-    So somebody else's commit on top is noticed. Anybody with push rights can make a seal too. Therefore the commit must
-    change nothing but `paths`, and its parent must be in the history of `base`: then the next proposal replaces all its
-    changes. Raises GitError if the checkout lacks that history.
+    So somebody else's commit on top is noticed, and a colleague's proposal is not replaced. Anybody with push rights
+    can make a seal too. Therefore the commit must change nothing but `paths`, and its parent must be in the history of
+    `base`: then the next proposal replaces all its changes. Raises GitError if the checkout lacks that history.
     """
     head, _, message = _git("cat-file", ["commit", commit], checkout.root).partition("\n\n")
     tree, parents = re.findall(r"^tree (\w+)$", head, re.M), re.findall(r"^parent (\w+)$", head, re.M)
     title, _, seal = message.strip().partition(f"\n\n{TRAILER}")
-    if len(parents) != 1 or seal != _seal(parents[0], tree[0], title):
+    authors = re.findall(r"^author (.*)$", head, re.M)[0], _git("var", ["GIT_AUTHOR_IDENT"], checkout.root)
+    if len(parents) != 1 or seal != _seal(parents[0], tree[0], title) or len(set(map(_email, authors))) != 1:
         return False
     words = ["--no-renames", "--no-ext-diff", "--ignore-submodules=none", "--name-only", "-z", parents[0], commit]
     changed = _git("diff", words, checkout.root).split("\0")[:-1]
     is_within = all(any(Path(each).is_relative_to(path) for path in paths) for each in changed)
     return is_within and _is_in_history(checkout, parents[0], base)
+
+
+def _email(identity: str) -> str:
+    """Return the address of an author as git writes it: `NAME <ADDRESS> SECONDS ZONE`."""
+    return identity.rpartition("<")[2].partition(">")[0]
 
 
 def _is_in_history(checkout: Checkout, commit: str, of: str) -> bool:

@@ -103,6 +103,14 @@ def test_a_commit_knows_its_own(checkout, tmp_path):
     assert [each for each in others if is_own(each)] == []
 
 
+def test_a_colleagues_proposal_is_not_ours(checkout, tmp_path):
+    """Whoever proposes next from the same folder would replace it unread."""
+    theirs = make_commit(checkout, tmp_path / "scratch")
+    git(checkout.root, "config", "user.email", "bob@git.example")
+
+    assert not is_own_commit(checkout, theirs, f"{theirs}^", [Path("deploy")])
+
+
 @pytest.mark.parametrize("parents", [1, 2])
 def test_a_sealed_commit_with_a_file_besides_is_not_ours(parents, checkout, tmp_path):
     """Whoever may push can compute the seal: for a commit with more in it, or for one upon a commit of their own."""
