@@ -229,7 +229,7 @@ def edit(api, manifest, patch):
 def changes(api, manifest):
     """What a preview would name: path -> change."""
     found = read(api, manifest)
-    return {path_text(each.path): each.change.value for each in differences(found.manifest, manifest)}
+    return {path_text(each.path): each.kind.value for each in differences(found.manifest, manifest)}
 
 
 @pytest.mark.parametrize("kind", MANIFESTS)

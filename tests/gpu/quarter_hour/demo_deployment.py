@@ -137,7 +137,7 @@ class Deployment:
     def require_alive(self) -> None:
         """Raise Wrong when a process has ended."""
         for group in (self._gateway, *self._units):
-            if (ended := group.find_end()) is not None:
+            if (ended := group.find_first_failure()) is not None:
                 raise Wrong(ended[1])
 
     def said(self) -> list[str]:
