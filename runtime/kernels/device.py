@@ -147,7 +147,7 @@ class PinnedLink(HostLink):
             return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def begin_to_host(self, x: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-        """Copy on the compute stream. The host goes on; any thread may wait for the copy."""
+        """Begin to copy `x` on the compute stream. Return the copy, and a function by which any thread waits for it."""
         host = self.empty(x.shape, x.dtype)
         host.copy_(x, non_blocking=True)
         return host, self.make_wait(x.device)

@@ -128,7 +128,10 @@ class Outgoing:
         self._has_changed.set()
 
     async def next_rows(self, has_answer: Callable[[], bool]) -> _Rows | None:
-        """Wait for the next rows and return them. None after the last, after a failure, or once `has_answer()`."""
+        """Wait for the next rows and return them.
+
+        None after the last rows, after a failure, or once `has_answer()` says that the decode rank has answered.
+        """
         while self.failure is None and not has_answer():
             if self._rows:
                 rows = self._rows.popleft()

@@ -117,7 +117,10 @@ class DeepseekV3(nn.Module):
         return [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MixtureOfExperts)]
 
     def row_functions(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
-        """Return (function, size of a row, type) for each shape that `batching` computes row by row."""
+        """Return (function, row size, dtype) for each module type and shape that computes rows independently.
+
+        The function is that of one such module. `check_machine` tries these functions.
+        """
         functions: dict[Any, tuple[Callable[[Tensor], Any], int, torch.dtype]] = {}
         for module in self.modules():
             if function := _row_function(module):

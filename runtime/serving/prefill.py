@@ -52,7 +52,10 @@ class PrefillPhase(PhaseRunner[Prefill]):
 
 
 def _chain(request: Request, num_blocks: int) -> bytes:
-    """Return the root of a request's chain and its first block hashes, concatenated; empty if it shares no blocks."""
+    """Return the root and the first `num_blocks` hashes of a request's chain of block hashes, concatenated.
+
+    Empty if the request shares no blocks.
+    """
     if request.block_root is None:
         return b""
     return b"".join([request.block_root, *request.block_hashes(0, num_blocks)])

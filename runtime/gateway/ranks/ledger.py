@@ -79,7 +79,7 @@ class Ledger:
         self._add(request_id, _Entry(work, reported, num_tokens))
 
     def count_token(self, request_id: str) -> bool:
-        """Count another token of the request. Return whether it is the first, so that the prompt is computed now."""
+        """Count another token of the request. Return True for its first: the rank has then computed the prompt."""
         entry = self._entries.get(request_id)
         if entry is None:
             return False

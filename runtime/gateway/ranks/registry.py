@@ -186,7 +186,7 @@ class Registry:
         return None if chosen is None else self._roster[chosen.key]
 
     def embedding_room(self, size: RequestSize = SMALLEST) -> int | None:
-        """Return how many more prompts to embed may come, of any size; None while no unit of a phase is ready."""
+        """Return how many more prompts to embed may come, whatever `size` is; None while a phase has no ready unit."""
         return embedding_room(self._loads())
 
     def num_requests(self) -> int:

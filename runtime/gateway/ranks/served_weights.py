@@ -116,7 +116,10 @@ def restart_hint(rank: Rank) -> str:
 
 
 def read_first(file: Path) -> str | None:
-    """Return the content of the file; None if there is no file. Raises RuntimeFailure if it cannot be read."""
+    """Return what `keep_first` wrote to the file; None if there is no file.
+
+    Raises RuntimeFailure if the file cannot be read.
+    """
     try:
         return file.read_text()
     except FileNotFoundError:

@@ -107,7 +107,10 @@ class FairQueue:
         self._forget(caller)
 
     def end(self, turn: Turn, cost: float) -> None:
-        """End a request, served or not, and charge its real cost instead. A second call does nothing."""
+        """End a request, and replace the expected cost that its caller was charged by its real `cost`.
+
+        A request that still waits costs nothing. A second call does nothing.
+        """
         if turn.has_ended:
             return
         turn.has_ended = True

@@ -152,7 +152,7 @@ class LoopOps(RowLoopOps):
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
-        """Read the latents in their pages, if there are few heads and pages."""
+        """Attend to the latents in place in their pages if heads and pages are few; else as the base class does."""
         if 0 < q_BHC.shape[1] * tables_BJ.numel() * pages_JSC.shape[1] <= MAX_SCORES:
             return kernels.attend(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
         return super().attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)

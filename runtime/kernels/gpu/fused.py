@@ -165,7 +165,7 @@ def rotate_pairs(
     NEIGHBOURS: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Rotate some heads of one token."""
+    """Apply RoPE in place to HEADS heads of one token. Pairs are neighbours, or HALF apart without NEIGHBOURS."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pair = tl.arange(0, HALF)

@@ -92,9 +92,11 @@ class GpuOps(Ops):
     def attend_causally(
         self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor, value_size: int, scale: float
     ) -> Tensor:
-        """Attend separately to the chunk's own keys and to earlier ones, because cuDNN masks only squares: [T, H, U].
+        """Return causal attention of a chunk's queries, [T, H, U].
 
-        Without cuDNN torch uses its kernel for arbitrary masks, which is a quarter as fast (`docs/performance.md`).
+        cuDNN masks only squares, so attention to the chunk's own keys and to earlier keys is computed separately and
+        merged. Without cuDNN torch uses its kernel for arbitrary masks, which is a quarter as fast
+        (`docs/performance.md`).
         """
         before = len(kv_SHX) - len(q_THQ)
         heads = self._heads(q_THQ, kv_SHX[before:], k_rope_SP[before:], value_size)

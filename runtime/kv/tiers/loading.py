@@ -55,7 +55,7 @@ class TierCounters:
             self.dropped[reason] += num_blocks
 
     def evict(self, num_blocks: int) -> None:
-        """Count blocks that a janitor of this process removed."""
+        """Count blocks that this process removed from the folder (`janitor.py`)."""
         with self._lock:
             self.evicted += num_blocks
 
