@@ -93,7 +93,7 @@ class RankPlace(_Part):
 
 
 class ExpertMap(_Part):
-    """`physical_to_logical` is `[num_moe_layers][num_physical_experts]`; slots are numbered rank by rank."""
+    """The unit's expert map `[num_moe_layers][num_physical_experts]`. Slots are numbered rank by rank."""
 
     sha256: str
     num_logical_experts: Annotated[int, msgspec.Meta(ge=1, le=MAX_EXPERTS)]
@@ -232,7 +232,7 @@ def read_gateway_launch(path: Path) -> GatewayLaunch:
 
 
 def canonical_digest(value: Any) -> str:
-    """Return the sha256 of canonical JSON."""
+    """Return `sha256:DIGEST` of `value` as canonical JSON."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 

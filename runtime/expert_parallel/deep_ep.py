@@ -110,7 +110,7 @@ def deep_ep_form(
 
 
 def find_normal_obstacle(group: Group, hidden_size: int) -> str | None:
-    """Return why DeepEP's normal kernels do not fit this unit; None if they fit."""
+    """Return the reason why DeepEP's normal kernels do not fit this unit; None if they fit."""
     if group.size not in contracts.NORMAL_SIZES:
         return f"DeepEP's normal kernels have no configuration for {group.size} ranks"
     nodes = [group.nodes.count(node) for node in sorted(set(group.nodes))]
@@ -122,7 +122,7 @@ def find_normal_obstacle(group: Group, hidden_size: int) -> str | None:
 
 
 def find_low_latency_obstacle(group: Group, hidden_size: int, top_k: int) -> str | None:
-    """Return why DeepEP's low-latency kernels do not fit this unit; None if they fit."""
+    """Return the reason why DeepEP's low-latency kernels do not fit this unit; None if they fit."""
     if group.size > contracts.NVLINK_PEERS and group.size % contracts.NVLINK_PEERS:
         return f"DeepEP's low-latency kernels need a multiple of {contracts.NVLINK_PEERS} ranks, not {group.size}"
     if hidden_size not in contracts.LL_HIDDEN_SIZES:
@@ -154,7 +154,7 @@ class _DeepEp:
         raise NotImplementedError
 
     def _count_sent(self, slots_TK: Tensor) -> Tensor:
-        """Return this rank's pairs for each rank, [W]."""
+        """Return the number of this rank's pairs for each rank, [W]."""
         ranks = (slots_TK // self.slots_per_rank).flatten()
         return ranks.new_zeros(self.group.size).scatter_add_(0, ranks, torch.ones_like(ranks))
 
@@ -276,7 +276,7 @@ class LowLatencyDispatcher(_DeepEp):
         return Pending(self._count_exchange(hook), lambda _: SummedRows(combined_TD))
 
     def _count_exchange(self, hook: Callable[[], None]) -> Callable[[], None]:
-        """Count an exchange as running until `arrive` is called."""
+        """Count an exchange as running. Return a function that waits for its end by `hook` and counts it as ended."""
         self._num_under_way += 1
         assert self._num_under_way <= MAX_UNDER_WAY, "a third exchange would overwrite the first"
 

@@ -331,11 +331,11 @@ class AllToAllDispatcher:
         return torch.cat((slots_TK.int().view(torch.uint8), bytes_TX), 1)
 
     def read_slots(self, rows_RX: Tensor, top_k: int) -> Tensor:
-        """Return the slots in front of such rows, [R, K]."""
+        """Return the slots in front of rows that `prepend_slots` made: [R, K]."""
         return rows_RX[:, : top_k * SLOT_BYTES].contiguous().view(torch.int32).long()
 
     def exchange(self, rows_TX: Tensor, slots_TK: Tensor, pairs_WM: Tensor) -> Callable[[], tuple[Sizes, Tensor]]:
-        """Return a function that brings every row to its ranks: the sizes, then the rows, sources in order."""
+        """Return a function that exchanges sizes, then sends each row to its ranks. It returns what came, by source."""
         is_for_TW = self.rank_mask(slots_TK // self.slots_per_rank)
         sizes_WX = torch.cat((pairs_WM, is_for_TW.sum(0)[:, None]), 1)
 
@@ -368,14 +368,14 @@ class AllToAllDispatcher:
         return self.group.all_to_all(rows, send, receive)
 
     def count_pairs(self, slots_TK: Tensor) -> Tensor:
-        """Return the pairs for each slot of each rank, [W, M]."""
+        """Return the number of pairs for each slot of each rank, [W, M]."""
         pairs_WM = slots_TK.new_zeros(self.group.size, self.slots_per_rank)
         slots = slots_TK.flatten()
         pairs_WM.view(-1).scatter_add_(0, slots, torch.ones_like(slots))
         return pairs_WM
 
     def _pairs_by_slot(self, lines: list[list[int]]) -> list[list[int]]:
-        """Return the pairs for each slot, from each line of sizes."""
+        """Return the number of pairs for each slot, one list for each line of sizes."""
         return [line[: self.slots_per_rank] for line in lines]
 
     def _sum_pairs(self, lines: list[list[int]]) -> list[int]:

@@ -41,7 +41,7 @@ class Exchange(Protocol[T_co]):
     """An exchange that has begun."""
 
     def result(self) -> T_co:
-        """Return its result, for computation issued from now on. Raises PeerLost if a rank is gone."""
+        """Return the exchange's result, for computation issued from now on. Raises PeerLost if a rank is gone."""
 
 
 class Group(Protocol):
@@ -64,7 +64,7 @@ class Group(Protocol):
         """Return True on every rank if `flag` is true on one."""
 
     def vote(self, *flags: bool) -> list[bool]:
-        """Return `any` of each of several flags, so that ranks agree on a step."""
+        """Return for each flag whether it is true on any rank, so that ranks agree on a step."""
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """Send `send[r]` of `rows` to each rank r, in order. Return `receive[r]` rows from each, in order."""
@@ -77,7 +77,8 @@ class Group(Protocol):
 
         Raises PeerLost if a rank is gone.
 
-        For one thread, in the memory of hosts. Two ranks name what goes between them in the same order.
+        Call this from one thread, with tensors in host memory. Two ranks list the tensors between them in the same
+        order.
         """
 
 

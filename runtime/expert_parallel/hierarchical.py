@@ -25,7 +25,7 @@ __all__ = ["NodeDispatcher"]
 
 
 class NodeDispatcher(AllToAllDispatcher):
-    """Sends a row to a relay on each node that it wants. The relay sends it to each rank there that it wants."""
+    """Sends a row to one relay rank on each node with slots for it. The relay sends it to the ranks that have them."""
 
     def __init__(self, group: Group, slots_per_rank: int, row_format: RowFormat, ops: Ops) -> None:
         super().__init__(group, slots_per_rank, row_format, ops)

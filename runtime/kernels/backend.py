@@ -70,7 +70,7 @@ def _cpu_model() -> str:
 
 
 def _device_ops(device: torch.device) -> Ops:
-    """Return the GPU's table, with kernels on NVIDIA's GPUs. Without a GPU, as in tests, return the reference."""
+    """Return the operations on `device`: NVIDIA's GPUs get kernels; all other devices get the reference."""
     if not torch.cuda.is_available():
         return Ops(device)
     if torch.version.hip:

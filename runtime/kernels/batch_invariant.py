@@ -42,7 +42,10 @@ TILE_POSITIONS = 64
 
 
 class Batching(Protocol):
-    """A way to compute a step. Both implementations agree up to rounding; `Batched` is the fast one."""
+    """The way in which a step's rows and requests are passed to operations.
+
+    Both implementations agree up to rounding; `Batched` is the fast one.
+    """
 
     is_invariant: bool  # a row's bits do not depend on how many rows are computed with it
 
@@ -62,18 +65,18 @@ class Batching(Protocol):
         lora_rank: int,
         scale: float,
     ) -> Tensor:
-        """Let each request attend to its first `lengths_B` latents, in the pages of its table: [B, H, L]."""
+        """Return attention [B, H, L] of each request to its first `lengths_B` latents, in the pages of its table."""
 
     def experts(self, ops: Ops, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Compute rows that lie slot after slot, `counts` of each. Results overwrite the rows."""
+        """Replace rows, which lie slot after slot (`counts` of each), with their experts' results, and return them."""
 
     def masked_experts(
         self, ops: Ops, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor
     ) -> Tensor:
-        """Compute the first `counts_M` of each slot's rows: [M, Z, D]."""
+        """Return the experts' results [M, Z, D] for the first `counts_M` of each slot's Z rows."""
 
     def fp8_experts(self, ops: Ops, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
-        """Compute rows in slot order: [R, D].
+        """Return the FP8 experts' results [R, D] for rows in slot order.
 
         Slot i has `counts[i]` rows, of which the first `counts_M[i]` are real.
         """
@@ -81,7 +84,10 @@ class Batching(Protocol):
     def masked_fp8_experts(
         self, ops: Ops, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int
     ) -> Tensor:
-        """Compute the first `counts_M` of each slot's rows, [M, Z, D]. A slot has about `expected_rows`."""
+        """Return the FP8 experts' results [M, Z, D] for the first `counts_M` of each slot's Z rows.
+
+        A slot has `expected_rows` rows on average.
+        """
 
 
 class Batched:
@@ -107,37 +113,37 @@ class Batched:
         lora_rank: int,
         scale: float,
     ) -> Tensor:
-        """Take all requests at once."""
+        """Compute attention for all requests in one call."""
         return ops.attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
 
     def experts(self, ops: Ops, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Take all slots at once."""
+        """Compute the experts of all slots in one call."""
         return ops.experts(rows_RD, counts, gate_up_MXD, down_MDI)
 
     def masked_experts(
         self, ops: Ops, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor
     ) -> Tensor:
-        """Take all slots at once."""
+        """Compute the experts of all slots in one call."""
         return ops.masked_experts(rows_MZD, counts_M, gate_up_MXD, down_MDI)
 
     def fp8_experts(self, ops: Ops, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
-        """Take all slots at once."""
+        """Compute the experts of all slots in one call."""
         return ops.fp8_experts(x, counts, counts_M, experts)
 
     def masked_fp8_experts(
         self, ops: Ops, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int
     ) -> Tensor:
-        """Take all slots at once."""
+        """Compute the experts of all slots in one call."""
         return ops.masked_fp8_experts(x, counts_M, experts, expected_rows)
 
 
 class BatchInvariant:
-    """Deterministic: a row's bits depend on that row, a request's on that request."""
+    """Computes the bits of a row from that row alone, and those of a request from that request alone."""
 
     is_invariant = True
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
-        """Go tile by tile. If there are no rows, compute one tile of zeros and return none of it."""
+        """Call the function tile by tile. If there are no rows, compute one tile of zeros and return none of it."""
         num_rows = len(rows[0])
         starts = range(0, max(num_rows, 1), TILE_ROWS)
         tiles = [function(*(_tile(tensor, start) for tensor in rows)) for start in starts]
@@ -146,7 +152,7 @@ class BatchInvariant:
         return tuple(torch.cat(parts)[:num_rows] for parts in zip(*tiles, strict=True))
 
     def chunk(self, attend: Callable[..., Tensor], q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
-        """Go tile by tile. Tiles begin at multiples of TILE_POSITIONS, wherever the chunk begins."""
+        """Compute attention tile by tile. Tiles begin at multiples of TILE_POSITIONS, wherever the chunk begins."""
         start, end = len(kv_SHX) - len(q_THQ), len(kv_SHX)
         before, after = start % TILE_POSITIONS, -end % TILE_POSITIONS
         q, kv = _pad_rows(q_THQ, before, after), _pad_rows(kv_SHX, 0, after)
@@ -167,7 +173,7 @@ class BatchInvariant:
         lora_rank: int,
         scale: float,
     ) -> Tensor:
-        """Go request by request."""
+        """Compute attention request by request."""
         latent_BSC = ops.read_pages(pages_JSC, tables_BJ)
         contexts = [
             ops.attend(
@@ -182,7 +188,7 @@ class BatchInvariant:
         return torch.cat(contexts) if contexts else ops.attend(q_BHC, latent_BSC, lengths_B, lora_rank, scale)
 
     def experts(self, ops: Ops, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Go slot by slot and tile by tile."""
+        """Compute experts slot by slot and tile by tile."""
         for slot, rows in enumerate(rows_RD.split(counts)):
             if len(rows):
                 rows.copy_(self.rows(partial(_expert, ops, gate_up_MXD[slot], down_MDI[slot]), rows))
@@ -191,13 +197,13 @@ class BatchInvariant:
     def masked_experts(
         self, ops: Ops, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor
     ) -> Tensor:
-        """Go slot by slot and tile by tile. Rows beyond a slot's count stay as they are."""
+        """Compute experts slot by slot and tile by tile. Rows beyond a slot's count stay as they are."""
         for slot, count in enumerate(counts_M.tolist()):
             self.experts(ops, rows_MZD[slot, :count], [count], gate_up_MXD[slot:], down_MDI[slot:])
         return rows_MZD
 
     def fp8_experts(self, ops: Ops, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
-        """Go slot by slot and tile by tile."""
+        """Compute experts slot by slot and tile by tile."""
         results_RD = x.codes.new_empty(x.codes.shape, dtype=torch.bfloat16)
         bytes_RD = x.codes.view(torch.uint8)  # torch can fill bytes up with zeros, but not FP8
         parts = zip(*(rows.split(counts) for rows in (bytes_RD, x.scales, results_RD)), strict=True)
@@ -209,7 +215,7 @@ class BatchInvariant:
     def masked_fp8_experts(
         self, ops: Ops, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int
     ) -> Tensor:
-        """Go slot by slot and tile by tile, over all rows."""
+        """Compute experts slot by slot and tile by tile, over all rows."""
         num_slots, num_rows = x.codes.shape[:2]
         rows = Quantised(x.codes.flatten(0, 1), x.scales.flatten(0, 1))
         results_RD = self.fp8_experts(ops, rows, [num_rows] * num_slots, counts_M, experts)

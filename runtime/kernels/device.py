@@ -65,7 +65,7 @@ def use_device(kind: str, local_rank: int) -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """Return a GPU's name, as its driver has it, and its architecture."""
+    """Return a GPU as text: device, name by its driver, and architecture, such as `cuda:0 (NVIDIA H100, sm_90)`."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"{device} ({torch.cuda.get_device_name(device)}, sm_{major}{minor})"
 
@@ -268,13 +268,13 @@ class CudaQueue:
             yield
 
     def mark(self) -> torch.cuda.Event:
-        """Record an event."""
+        """Return an event, recorded after all work that the stream has now."""
         return self._stream.record_event()
 
     def has_passed(self, mark: torch.cuda.Event) -> bool:
-        """Ask the event."""
+        """Return whether the stream has passed the event."""
         return mark.query()
 
     def join(self, mark: torch.cuda.Event) -> None:
-        """Wait for the event on the device."""
+        """Let later work of the compute stream wait for the event."""
         torch.cuda.current_stream(self._device).wait_event(mark)

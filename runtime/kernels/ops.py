@@ -161,11 +161,11 @@ class Ops:
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
-        """Compute the attention of `attend`, with the latents in the pages of the cache: [B, H, L]."""
+        """Return attention as `attend` does, [B, H, L], with the latents in the pages of the cache."""
         return self.attend(q_BHC, self.read_pages(pages_JSC, tables_BJ), lengths_B, lora_rank, scale)
 
     def read_pages(self, pages_JSC: Tensor, tables_BJ: Tensor) -> Tensor:
-        """Return a copy of all pages of each request, [B, positions, C], with positions that are not used."""
+        """Return a copy of all pages of each request, [B, positions, C], including positions that are not used."""
         num_requests, max_pages = tables_BJ.shape
         pages = pages_JSC.flatten(1).index_select(0, tables_BJ.flatten())
         return pages.view(num_requests, max_pages * pages_JSC.shape[1], pages_JSC.shape[2])
@@ -271,14 +271,14 @@ class Ops:
         return self.matmul(self.silu_product(gate_RI, up_RI), down_DI.mT, out)
 
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Compute rows that lie slot after slot, `counts` of each. Results overwrite the rows."""
+        """Replace rows, which lie slot after slot (`counts` of each), with their experts' results, and return them."""
         matrices = zip(rows_RD.split(counts), gate_up_MXD, down_MDI, strict=True)
         for rows, gate_up_XD, down_DI in matrices:
             rows.copy_(self.expert(rows, gate_up_XD, down_DI))
         return rows_RD
 
     def masked_experts(self, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Compute the first `counts_M` of each slot's Z rows, [M, Z, D]. Other rows of the result are 0."""
+        """Return the experts' results [M, Z, D] for the first `counts_M` of each slot's Z rows; 0 for other rows."""
         gate_MZI, up_MZI = self.matmul(rows_MZD, gate_up_MXD.mT).chunk(2, -1)
         hidden_XI = self.silu_product(gate_MZI.flatten(0, 1), up_MZI.flatten(0, 1))
         results_MZD = self.matmul(hidden_XI.unflatten(0, rows_MZD.shape[:2]), down_MDI.mT)
@@ -286,7 +286,7 @@ class Ops:
         return results_MZD.masked_fill_(is_empty_MZ[..., None], 0)
 
     def fp8_expert(self, x: Quantised, experts: ExpertCodes, slot: int) -> Tensor:
-        """Compute rows [R, D] by the expert of one slot: [R, D] in BF16."""
+        """Return the results of the expert in `slot` for the rows `x`, [R, D] in BF16."""
         weights = zip(experts.gate_up.codes[slot], experts.gate_up.scales[slot], strict=True)
         gate_RI, up_RI = (self.fp8_matmul(x, Quantised(*weight), torch.bfloat16) for weight in weights)
         product = self.quantise_rows(F.silu(gate_RI) * up_RI, experts.power_of_two)
@@ -294,7 +294,7 @@ class Ops:
         return self.fp8_matmul(product, down, torch.bfloat16)
 
     def fp8_experts(self, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
-        """Compute rows in slot order by FP8 experts: [R, D] in BF16.
+        """Return the FP8 experts' results, [R, D] in BF16, for rows in slot order.
 
         Slot i has `counts[i]` rows, of which the first `counts_M[i]` are real.
         """
@@ -306,10 +306,10 @@ class Ops:
         return results_RD
 
     def masked_fp8_experts(self, x: Quantised, counts_M: Tensor, experts: ExpertCodes, expected_rows: int) -> Tensor:
-        """Compute at least the first `counts_M` of each slot's rows [M, Z, D]: [M, Z, D] in BF16.
+        """Return the FP8 experts' results, [M, Z, D] in BF16, at least for the first `counts_M` of each slot's rows.
 
-        Here all rows of a slot are computed, so that the host need not wait for the counts. A slot has about
-        `expected_rows`.
+        Here all rows of a slot are computed, so that the host need not wait for the counts. A slot has
+        `expected_rows` rows on average.
         """
         slots = zip(x.codes, x.scales, strict=True)
         return torch.stack([self.fp8_expert(Quantised(*rows), experts, slot) for slot, rows in enumerate(slots)])

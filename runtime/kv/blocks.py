@@ -77,9 +77,9 @@ def root_hash(digest: bytes, salt: str) -> bytes:
 
 
 def tenant_hash(salt: str) -> bytes:
-    """Return the hash of the tenant whose share of the cache the blocks count towards.
+    """Return the hash of the tenant that has this `salt`. A tenant's blocks count towards its share of the cache.
 
-    All salts of a tenant give the same.
+    All salts of a tenant give the same hash.
     """
     return hashlib.sha256(salt[:TENANT_DIGITS].encode()).digest()[:TENANT_BYTES]
 

@@ -93,7 +93,7 @@ class LatentCache:
     def share(self, table: PageTable, first: int, shared: PageTable) -> None:
         """Let a request use the pages `shared` in place of those in its `table`, from number `first` on.
 
-        It must not have written to the pages that it gives up.
+        The request must not have written to the pages that it gives up.
         """
         for number, page in enumerate(shared, first):
             if table[number] != page:
@@ -110,7 +110,7 @@ class LatentCache:
             self._owners.publish(page, block_hash, int.from_bytes(tenant))
 
     def num_shared(self, table: PageTable) -> int:
-        """Return how many of a table's first pages are in other tables too. Freeing those would free no memory."""
+        """Return how many of a table's first pages are in other tables too. Freeing these pages frees no memory."""
         return self._owners.num_shared(table)
 
     def free(self, table: PageTable) -> None:
@@ -137,9 +137,10 @@ class LatentCache:
         return self.link.begin_to_device(write)
 
     def load(self, table: PageTable, first: int, hashes: Sequence[bytes]) -> tuple[int, PendingCopy | None]:
-        """Begin to copy blocks from host memory to a table's pages from number `first` on, up to the first not there.
+        """Begin to copy blocks from host memory to a table's pages, from page number `first` on.
 
-        Return how many blocks are copied, and the pending copy as `swap_in` does.
+        The copies end before the first block that is not in host memory. Return how many blocks are copied, and the
+        pending copy as `swap_in` does.
         """
         if self.host is None:
             return 0, None

@@ -28,7 +28,7 @@ NOT_IN_LIST, END = -1, -2
 class Links:
     """The neighbours of each page in a doubly linked list.
 
-    Several lists can use these links; a page is in one at most.
+    Several lists can share one `Links`, since a page is in at most one list.
     """
 
     def __init__(self, num_pages: int) -> None:

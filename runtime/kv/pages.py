@@ -76,7 +76,7 @@ class Pages:
     def take(self) -> int:
         """Return a blank page with one holder. If there is none, blank the idle page to give up next.
 
-        A page must be free.
+        At least one page must be blank or idle.
         """
         if not self._blank:
             self.forget_oldest()
@@ -108,7 +108,7 @@ class Pages:
     def publish(self, page: int, block_hash: bytes, tenant: int = NO_TENANT) -> None:
         """Give a held page a hash by which it is found, unless it or another page has it already.
 
-        Nobody may write to it any more.
+        Nobody may write to the page any more.
         """
         assert self._holders[page] > 0
         if page not in self._index and not self._index.find([block_hash]):
@@ -126,9 +126,9 @@ class Pages:
         return page
 
     def take_due(self) -> tuple[int, bytes, int] | None:
-        """Return page, hash and tenant of the page that has been due longest, which is then no longer due.
+        """Return (page, hash, tenant) of the page that has been due longest, and mark it as no longer due.
 
-        None if none is.
+        None if no page is due.
         """
         page = self._due.first()
         if page is None:

@@ -399,7 +399,7 @@ def as_bytes(latents: Tensor) -> memoryview:
 
 
 def _without_address(error: Exception) -> str:
-    """Return why an exchange failed, in the kernel's words. Those of asyncio would contain the address."""
+    """Return the reason of a failed exchange in the kernel's words, because asyncio's contain the address."""
     if isinstance(error, WireError):
         return str(error)
     number = error.errno if isinstance(error, OSError) else None

@@ -74,9 +74,10 @@ class CapturedSteps:
 
 
 def captured_sizes(max_requests: int) -> list[int]:
-    """Return the numbers of requests to record steps for.
+    """Return the sizes, in requests, of the steps to record, in ascending order and up to `max_requests`.
 
-    At most half of a small step are copies, and few of a large one.
+    A step of any other size is filled up with copies of requests: at most half of a small step are copies, and few of a
+    large one.
     """
     small = [0, *(size for size in (1, 2, 4, SMALL) if size < max_requests)]
     close = range(SMALL + STEP, min(WIDE_FROM + 1, max_requests), STEP)
@@ -120,6 +121,6 @@ class _Inputs:
         self._await_copies = self._link.make_wait(self._device[0].device)
 
     def batch(self, first: int, last: int) -> FixedRequests:
-        """Return the requests as the tensors that a step reads."""
+        """Return requests `first` to `last` - 1 as the tensors that a step reads."""
         numbers, tables = self._device
         return FixedRequests(numbers[:, first:last], tables[first:last])

@@ -92,7 +92,7 @@ class DeepseekV3(nn.Module):
         return self.logits_of_step(self._micro_batches(prefilling, decoding), cache)
 
     def logits_of_step(self, micro_batches: list[ForwardBatch], cache: LatentCache) -> Tensor:
-        """Do a step with the tensors of these micro-batches, and return its logits."""
+        """Do a step with the tensors of these micro-batches, and return its logits: [answering tokens, vocab]."""
         return self._run(micro_batches, lambda step: self._next_logits(step, cache))
 
     def last_hidden_states(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
@@ -213,7 +213,7 @@ class Layer(nn.Module):
     ) -> Flow[Tensor]:
         """Run attention as a flow of its own.
 
-        Its queries are freed at its end: they must be gone while experts compute.
+        The flow frees the queries when it ends, because they must be gone while experts compute.
         """
         with self.span("attention 1"):
             normed_TD = self.batching.rows(self.input_layernorm, x_TD)

@@ -39,12 +39,12 @@ class Chunk(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> int:
-        """The position after its last token."""
+        """The position after the last token."""
         return self.start + len(self.token_ids)
 
     @property
     def last(self) -> "Chunk":
-        """Its last token alone."""
+        """A chunk of the last token alone."""
         return Chunk(self.token_ids[-1:], self.end - 1, self.table)
 
 

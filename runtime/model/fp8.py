@@ -23,7 +23,7 @@ class Fp8Rows:
         self.hidden_size, self.power_of_two, self.ops = hidden_size, power_of_two, ops
 
     def quantise(self, x_TD: Tensor) -> Quantised:
-        """Return codes and scales."""
+        """Return the codes and scales of `x_TD`."""
         return self.ops.quantise_rows(x_TD, self.power_of_two)
 
     def encode(self, x_TD: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class Fp8Rows:
         return pack(self.quantise(x_TD))
 
     def decode(self, bytes_RX: Tensor) -> Quantised:
-        """Return the codes where they are, and a copy of the scales."""
+        """Return the rows' codes, which stay where they are, and a copy of their scales."""
         return unpack(bytes_RX, self.hidden_size)
 
 

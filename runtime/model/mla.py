@@ -61,7 +61,7 @@ class LatentAttention(nn.Module):
         return expanded_THQ, self.batching.rows(self._absorbed_query, *decoding) if is_needed else None
 
     def finish(self, queries: Queries, step: ForwardBatch, pages: LayerPages) -> Tensor:
-        """Compute the second half, [T, D]: each token attends to its request's cached latents, its own included."""
+        """Return the output of attention, [T, D]: each token attends to its request's cached latents and its own."""
         expanded_THQ, absorbed_BHC = queries
         parts = []
         if expanded_THQ is not None:
@@ -75,7 +75,7 @@ class LatentAttention(nn.Module):
         return self.batching.rows(self._latent, x_TD, cos, sin)
 
     def decode_without_cache(self, x_TD: Tensor) -> Tensor:
-        """Compute decode's row-wise parts at position 0, [T, D], for `check_machine`."""
+        """Return decode's row-wise parts, computed at position 0: [T, D], for `check_machine`."""
         cos = torch.ones(len(x_TD), self.config.qk_rope_head_dim // 2, device=x_TD.device)
         q_THC = self._absorbed_query(x_TD, cos, torch.zeros_like(cos))
         return self._absorbed_output(q_THC[..., : self.config.kv_lora_rank])

@@ -142,7 +142,7 @@ class LocalExperts(nn.Module):
         self.down = nn.Parameter(torch.empty(num_slots, hidden, intermediate, dtype=dtype, device=device))
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        """Compute each slot's rows: [R, D], written over the rows themselves, or [M, Z, D] for masked rows."""
+        """Return the experts' results: [R, D], which overwrite the rows, or [M, Z, D] for masked rows."""
         if isinstance(rows, ContiguousRows):
             assert isinstance(rows.rows_RD, Tensor)
             return self.batching.experts(self.ops, rows.rows_RD, rows.counts, self.gate_up, self.down)

@@ -63,7 +63,7 @@ class _BoundedSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def explain_uncomputable(
     prompt_ids: list[int], generated: list[int], sampling: Sampling, vocab_size: int, max_request_tokens: int
 ) -> str | None:
-    """Return why a rank cannot continue the prompt and the tokens `generated` after it; None if it can."""
+    """Return the reason why a rank cannot continue the prompt and the tokens `generated` after it; None if it can."""
     if not prompt_ids:
         return "its prompt has 0 tokens"
     if not all(min(ids) >= 0 and max(ids) < vocab_size for ids in (prompt_ids, generated) if ids):
@@ -83,7 +83,7 @@ def explain_uncomputable(
 
 
 def explain_bad_address(host: str | None, port: int | None) -> str | None:
-    """Return why the address cannot be called; None if it can. A rank has an IP address here, never a name."""
+    """Return the reason why the address cannot be called; None if it can. A rank has an IP address, never a name."""
     if host is None or port is None:
         return "no address"
     try:

@@ -121,7 +121,7 @@ class FrameReader(Generic[Message]):
         return head
 
     def _take_header(self, max_bytes: int = MAX_HEADER_BYTES) -> tuple[Message, int] | None:
-        """Return the next message and its payload's size if all of its header has come."""
+        """Return the next message and its payload's size; None if a part of its header has not come."""
         if len(self._buffer) < FRAME_PREFIX_BYTES:
             return None
         header_bytes, payload_bytes = self._check_prefix(max_bytes)

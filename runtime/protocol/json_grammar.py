@@ -44,14 +44,14 @@ def is_installed() -> bool:
 
 
 def explain_unread_schema(schema: str) -> str | None:
-    """Return why this schema must not even be parsed; None if it may. Quick enough for an event loop."""
+    """Return the reason why this schema must not even be parsed; None if it may. Quick enough for an event loop."""
     if not is_installed():
         return MISSING
     return f"its schema is over {MAX_SCHEMA_BYTES:,} bytes" if len(schema.encode()) > MAX_SCHEMA_BYTES else None
 
 
 def explain_schema_refusal(schema: str) -> str | None:
-    """Return why answers cannot be constrained to this schema; None if they can. The library may take seconds."""
+    """Return the reason why answers cannot be constrained to this schema; None if they can. It may take seconds."""
     reason = explain_unread_schema(schema) or _explain_over_limits(schema)
     if reason is not None:
         return reason
@@ -88,7 +88,7 @@ def _grammar(schema: str) -> str:
 
 
 def _explain_over_limits(schema: str) -> str | None:
-    """Return why no grammar may be made of this schema; None if one may. Takes tens of milliseconds at most."""
+    """Return the reason why no grammar may be made of this schema; None if one may. It may take 0.1 s."""
     try:
         num_remainders = _num_remainders(msgspec.json.decode(schema))
     except (msgspec.DecodeError, RecursionError) as error:

@@ -90,7 +90,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection.
 
-        If no descriptor is left for it, pause: it stays pending, and the server would spin otherwise.
+        If no descriptor is left, pause: the connection stays pending, and the server would spin otherwise.
         """
         try:
             return super().get_request()

@@ -94,7 +94,10 @@ def draw(logits_BV: Tensor, draws: Mapping[int, PendingDraw], link: HostLink) ->
 
 
 def noise(key_R1: Tensor, ids: Tensor) -> Tensor:
-    """Return -ln(u) for each row's key and these tokens, [K] or [R, K]: draws of the exponential distribution."""
+    """Return -ln(u), [R, K], for the key of each row and the tokens `ids`, [K] or [R, K].
+
+    These are draws of the exponential distribution.
+    """
     mixed = key_R1 + (ids + 1) * GAMMA
     mixed = (mixed ^ _shift_right(mixed, 30)) * MIX_1
     mixed = (mixed ^ _shift_right(mixed, 27)) * MIX_2
@@ -175,20 +178,20 @@ def _draw_on_device(logits_BV: Tensor, groups: list[_Group], settings: Tensor, n
 
 
 def _take_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Return each row's most likely token, the first of equals, and that it is decided."""
+    """Return each row's most likely token, the first of equals, and True for each row: its token is decided."""
     tokens_R = logits_RV.argmax(-1)
     return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
 
 
 def _draw_from_all(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Draw each row's token from the whole vocabulary."""
+    """Return each row's token, drawn from the whole vocabulary, and True for each row: its token is decided."""
     ids_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
     tokens_R = (_scores(logits_RV, settings).exp_() / noise(settings.key, ids_V)).argmax(-1)
     return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
 
 
 def _draw_from_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Draw each row's token from its best K, if these include all tokens that top_k and top_p keep."""
+    """Return each row's token, drawn from its best K, and whether these include all that top_k and top_p keep."""
     if logits_RV.shape[1] <= NUM_BEST:
         return _draw_from_sorted(logits_RV, settings)
     ids_RK = logits_RV.topk(NUM_BEST, sorted=False).indices.sort().values
@@ -197,14 +200,17 @@ def _draw_from_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Ten
 
 
 def _draw_from_sorted(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Sort the whole vocabulary, and draw from the tokens that top_k and top_p keep."""
+    """Return each row's token, drawn after sorting the whole vocabulary, and True for each row: it is decided."""
     return _draw_from_candidates(logits_RV, *logits_RV.sort(descending=True, stable=True), settings)
 
 
 def _draw_from_candidates(
     logits_RV: Tensor, logits_RK: Tensor, ids_RK: Tensor, settings: _Settings
 ) -> tuple[Tensor, Tensor]:
-    """Draw from each row's candidates, which are sorted: the best first, and equals by id."""
+    """Return each row's token, drawn from its K candidates, and whether no token outside them could be needed.
+
+    The candidates are sorted: the best first, and equals by id.
+    """
     vocab_size, num_candidates = logits_RV.shape[1], logits_RK.shape[1]
     scores_RK = _scores(logits_RK, settings)
     last_R1 = scores_RK.gather(-1, settings.top_k.clamp(max=num_candidates) - 1)

@@ -23,7 +23,7 @@ __all__ = ["ArrivedRequest", "DecodePhase", "Hold", "Release"]
 class Hold:
     """A message to hold the blocks that this rank has of an offered prompt, until it arrives or a Release comes.
 
-    `answer` is called with their number of tokens.
+    `answer` is called with the number of tokens of these blocks.
     """
 
     prefix: HeldPrefix

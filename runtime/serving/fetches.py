@@ -53,7 +53,7 @@ class SlowTier(Protocol):
 
     @property
     def max_blocks(self) -> int:
-        """The number of blocks that it has room for."""
+        """The number of blocks that the tier has room for."""
 
     def begin_load(self, hashes: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
         """Begin to load these blocks to host memory, up to the first that is missing."""

@@ -80,7 +80,7 @@ def logprobs(logits_V: Tensor, token_id: int, sampling: Sampling) -> Logprobs | 
 
 
 def finish_reason(token_id: int, num_generated: int, sampling: Sampling) -> FinishReason | None:
-    """Return why the request ends with this token, its `num_generated`-th; None if it goes on."""
+    """Return "stop" or "length" if the request ends with this token, its `num_generated`-th; None if it goes on."""
     if token_id in sampling.stop_ids:
         return "stop"
     return "length" if num_generated >= sampling.max_tokens else None
@@ -160,5 +160,5 @@ def _keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
 
 
 def _mark_rest(ordered: Tensor, top_p: float) -> Tensor:
-    """Return which probabilities are not needed: those before them add up to `top_p` already. Largest come first."""
+    """Return whether each probability is not needed: larger ones before it add up to `top_p` already."""
     return ordered.cumsum(-1) - ordered >= top_p

@@ -298,7 +298,7 @@ class Scheduler:
     def _start_arrived(self, waits: bool) -> None:
         """Start the requests whose latents have arrived in the cache.
 
-        If the step `waits` for copies, all that are copied.
+        If the step `waits` for copies, also start the requests whose latents are still being copied.
         """
         for request in self.running:
             if request.pending_copy is not None and (waits or request.pending_copy.has_arrived()):

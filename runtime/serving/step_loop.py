@@ -140,9 +140,9 @@ class PhaseRunner(ABC, Generic[Arriving]):
         self._report.tell()
 
     def step(self) -> None:
-        """Compute chunks of prompts, and a token for each request that decodes. Send what came of it.
+        """Compute chunks of prompts, and a token for each request that decodes. Send the results.
 
-        That is tokens, embeddings, how much of each prompt was in the cache, and requests for which there is no room.
+        The results are tokens, embeddings, how much of each prompt was in the cache, and requests that found no room.
         """
         batch = self._scheduler.schedule()
         for request in self._scheduler.take_crowded_out():

@@ -54,7 +54,7 @@ class Child:
         self._relay.start()
 
     def describe_death(self) -> str:
-        """Return why the child ended, as a clause."""
+        """Return the reason why the child ended, as a clause."""
         status = self.process.returncode
         if status < 0:
             return f"{self.name} was killed by {signal.Signals(-status).name}"

@@ -29,7 +29,7 @@ __all__ = ["Control", "last_standing", "listen_in"]
 def last_standing(launch: UnitLaunch, folder: Path | None) -> Standing:
     """Return the epoch in which a unit begins: the one whose document lies in `folder`, else epoch 0.
 
-    A document that is not this unit's, torn or changed is refused, which the log says.
+    A document that is torn, changed or of another unit is refused and logged.
     """
     if folder is None or not (kept := _kept_epoch(folder, launch.unit)).exists():
         return first_standing(launch)

@@ -132,7 +132,7 @@ class Roll:
         return member
 
     def _tell(self) -> None:
-        """Assign places anew, and send each node its answer if that has changed."""
+        """Assign places anew, and send each node its new answer if the answer has changed."""
         planned, spares = self._launch.places, self._launch.spares
         self._places = give_places(planned, spares, self._members.keys(), self._places)
         for node, member in self._members.items():

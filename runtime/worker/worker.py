@@ -271,7 +271,7 @@ def agree_on_weights(group: Group, own: ReadWeights) -> str:
 
 
 def require_same_epoch(group: Group, standing: Standing) -> None:
-    """Raise RuntimeFailure if a rank of this unit begins in another epoch than this one."""
+    """Raises RuntimeFailure if a rank of this unit begins in another epoch than this one."""
     digests = [each.decode() for each in group.gather(standing.digest.encode())]
     if other := next((digest for digest in digests if digest != standing.digest), None):
         raise RuntimeFailure(

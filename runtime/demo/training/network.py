@@ -104,7 +104,7 @@ class LatentAttention(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """SwiGLU."""
+    """Computes SwiGLU: down(silu(gate x) * up x)."""
 
     def __init__(self, hidden: int, inner: int, rounding: Rounding) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class MoE(nn.Module):
         self.shared = GatedMlp(D, inner * c["n_shared_experts"], rounding)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """Add routed experts and the shared one; leave this call's tokens per expert in `counts`."""
+        """Return the routed plus the shared experts' output, and store this call's tokens per expert in `counts`."""
         x_ND = x_BTD.flatten(0, 1)
         weights_NK, experts_NK = self.route(x_ND)
         counts = torch.bincount(experts_NK.flatten(), minlength=len(self.bias))
@@ -172,8 +172,9 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def rebalance(self, step: float, low: float, high: float) -> None:
-        """Balance without auxiliary loss, and only at the edges: lift experts under `low`, push down those over
-        `high`.
+        """Raise the bias of experts whose load over the mean is under `low`, and lower it for loads over `high`.
+
+        So experts are balanced without an auxiliary loss, and only at the edges.
         """
         self.bias += step * ((self.load < low).float() - (self.load > high).float())
 

@@ -90,5 +90,8 @@ def text_batch(stream: torch.Tensor, step: int, blocks: int) -> Batch:
 
 
 def rate_factor(step: int, steps: int, warmup_steps: int, cooldown_share: float) -> float:
-    """Rise to 1 and fall back to 0. Until the fall begins, `steps` can still be changed."""
+    """Return the learning rate's factor at `step`: it rises to 1 and falls back to 0 at `steps`.
+
+    Until the fall begins, `steps` can still be changed.
+    """
     return min(1.0, (step + 1) / warmup_steps, (steps - step) / (cooldown_share * steps))

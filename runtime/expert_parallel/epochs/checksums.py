@@ -35,7 +35,7 @@ class MovableLayer(Protocol):
 def learn_checksums(group: Group, layers: Sequence[MovableLayer], maps: Sequence[Sequence[int]]) -> Checksums:
     """Return the checksums of all experts, which the unit holds as in `maps`. A collective.
 
-    Raise StagingError, on all ranks, if two slots of one expert differ.
+    Raises StagingError, on all ranks, if two slots of one expert differ.
     """
     own = [_measure(layer, len(experts) // group.size) for layer, experts in zip(layers, maps, strict=True)]
     ranks = [msgspec.json.decode(each, type=list[list[int]]) for each in group.gather(msgspec.json.encode(own))]
@@ -53,7 +53,7 @@ def learn_checksums(group: Group, layers: Sequence[MovableLayer], maps: Sequence
 def check_slots(
     group: Group, layers: Sequence[MovableLayer], maps: Sequence[Sequence[int]], checksums: Checksums
 ) -> None:
-    """Raise StagingError if a slot of this rank does not hold its expert of `maps`."""
+    """Raises StagingError if a slot of this rank does not hold its expert of `maps`."""
     for number, (layer, experts) in enumerate(zip(layers, maps, strict=True)):
         slots_per_rank = len(experts) // group.size
         first = group.rank * slots_per_rank

@@ -53,7 +53,7 @@ def first_standing(launch: UnitLaunch) -> Standing:
 
 
 def read_epoch(content: bytes, launch: UnitLaunch, standing: Standing) -> Epoch:
-    """Read the document of the epoch after `standing`. Raise EpochError."""
+    """Return the epoch in a document. Raises EpochError if it is damaged, not of this unit or not next."""
     epoch = _read_of_unit(content, launch)
     _require(epoch, "predecessor", standing.digest, f"the unit is in epoch {standing.number}, and this is not the next")
     _require(epoch, "number", standing.number + 1, f"the unit is in epoch {standing.number}")
@@ -61,13 +61,19 @@ def read_epoch(content: bytes, launch: UnitLaunch, standing: Standing) -> Epoch:
 
 
 def read_adopted_epoch(content: bytes, launch: UnitLaunch) -> Standing:
-    """Return the epoch that a unit was in when it ended, from its document. Raise EpochError."""
+    """Return the epoch that a unit was in when it ended, from its document.
+
+    Raises EpochError if the document is not of this unit, or is torn or changed.
+    """
     epoch = _read_of_unit(content, launch)
     return Standing(epoch.number, epoch.digest, epoch.physical_to_logical)
 
 
 def _read_of_unit(content: bytes, launch: UnitLaunch) -> Epoch:
-    """Read a whole and unchanged document of this unit, of whichever epoch."""
+    """Return the epoch in a document, whatever its number.
+
+    Raises EpochError if the document is not of this unit, or is torn or changed.
+    """
     if len(content) > MAX_DOCUMENT_BYTES:
         raise EpochError(f"the epoch has more than {MAX_DOCUMENT_BYTES} bytes, which no map needs")
     document = _decode(content)

@@ -62,7 +62,7 @@ def plan_rounds(current: Sequence[int], wanted: Sequence[int], nodes: Sequence[i
 
 
 class _Layer:
-    """A layer on its way: what its slots hold, and what each rank still lacks and can give up."""
+    """A layer between two maps: what its slots hold now, and what each rank still lacks and can give up."""
 
     def __init__(self, current: Sequence[int], wanted: Sequence[int], num_ranks: int) -> None:
         self.slots = list(current)

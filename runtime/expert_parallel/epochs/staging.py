@@ -24,7 +24,7 @@ PIECE_BYTES = 2**20  # of an exchange: it needs a copy, which must not be anothe
 
 
 class Staging:
-    """Room for `num_experts` of one rank. It is all the memory that a switch takes, but for pieces."""
+    """Room for `num_experts` of one rank. A switch takes no other memory, except for pieces."""
 
     def __init__(self, group: Group, layers: Sequence[MovableLayer], slots_per_rank: int, num_experts: int) -> None:
         self._group, self._layers, self._slots_per_rank = group, layers, slots_per_rank
@@ -36,9 +36,10 @@ class Staging:
         return [move for move in round_.moves if self._rank(move.slot) == self._group.rank]
 
     def fetch(self, layer: int, round_: Round, checksums: Checksums) -> int:
-        """Bring the experts of this rank's moves into staging, and send others theirs. Return the bytes received.
+        """Bring the experts of this rank's moves into staging, and send other ranks theirs. Return the bytes received.
 
-        A collective, for one thread beside the steps. Raise StagingError and PeerLost.
+        A collective, for one thread beside the steps. Raises StagingError if an expert arrives damaged, and PeerLost if
+        a rank is gone.
         """
         sends: list[tuple[int, Tensor]] = []
         receives: list[tuple[int, Tensor]] = []
@@ -62,9 +63,9 @@ class Staging:
 
     @torch.no_grad()
     def take_effect(self, layer: int, round_: Round, checksums: Checksums) -> None:
-        """Exchange what is staged with what its slots hold, and let tokens follow the layer's map.
+        """Exchange the staged experts with those in their slots, and let tokens follow the layer's map.
 
-        A collective, on all ranks or on none: if a slot is wrong then, all exchange back, and raise StagingError.
+        A collective. If a slot then holds a wrong expert, all ranks exchange back and raise StagingError.
         """
         self._exchange(layer, round_)
         wrong = [move for move, _ in self._arrivals(round_) if not self._is_right(layer, move, checksums)]

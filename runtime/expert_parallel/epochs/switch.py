@@ -62,7 +62,7 @@ class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class Proposal:
-    """A document, and whom to tell how its switch ended."""
+    """The document of an epoch, and the function `tell`, which is called once the switch to it has ended."""
 
     content: bytes
     tell: Callable[[Ending], object]
@@ -72,7 +72,7 @@ class Proposal:
 class SwitchTotals:
     """This rank's switches so far: experts and bytes received, how long they took, and how much of that held up steps.
 
-    `num_undone` switches led back.
+    `num_undone` switches led back to the epoch in which they began.
     """
 
     num_undone: int = 0
@@ -84,7 +84,7 @@ class SwitchTotals:
 
 @dataclass
 class _Walk:
-    """A switch on its way. `maps` is what the layers' slots hold now."""
+    """A switch that has begun and not ended. `maps` is what the layers' slots hold now."""
 
     proposal: Proposal | None  # the first rank's
     staging: Staging
@@ -112,12 +112,15 @@ class Switch:
         self._part: Future[None] | None = None  # this rank's part of what the walk waits for
 
     def propose(self, proposal: Proposal) -> None:
-        """Switch to this document's epoch soon. For the first rank, from any thread. Raise EpochError."""
+        """Switch to the epoch in the proposal soon. For the first rank, from any thread.
+
+        Raises EpochError if the document is not of this unit or not of the next epoch.
+        """
         read_epoch(proposal.content, self._launch, self.standing)
         self._proposals.put(proposal)
 
     def votes(self) -> tuple[bool, bool]:
-        """Return this rank's votes: whether it lags, and whether its part failed. Raise PeerLost."""
+        """Return this rank's votes: whether it lags, and whether its part failed. Raises PeerLost if a rank is gone."""
         if self._part is None:
             return not self._proposals.empty(), False
         if not self._part.done():
@@ -169,7 +172,10 @@ class Switch:
             self._end(walk)
 
     def _turn_back(self, walk: _Walk, error: BaseException) -> None:
-        """Let the walk lead back to where it began. The fetched round does not count."""
+        """Drop the fetched round, and let the switch lead back to the epoch in which it began.
+
+        Raises RuntimeFailure if it leads back already.
+        """
         if walk.reason is not None:
             raise RuntimeFailure(
                 f"unit {self._launch.unit} can go neither to another epoch nor back to epoch {self.standing.number}:"
@@ -181,7 +187,10 @@ class Switch:
         self._part = self._thread.submit(self._plan, walk, self.standing.physical_to_logical)
 
     def _end(self, walk: _Walk) -> None:
-        """Be in the new epoch, or in the one before, in which slots of a rank may have changed places."""
+        """End the switch in the new epoch or, if it was turned back, in the old one, and report its end.
+
+        In the old epoch, experts may have changed places among the slots of a rank.
+        """
         now = self.standing if walk.reason is not None or walk.epoch is None else walk.epoch
         self.standing = Standing(now.number, now.digest, walk.maps)
         seconds = time.monotonic() - walk.began

@@ -67,7 +67,7 @@ class _ReturnRoute:
 
 
 class SharedDispatcher:
-    """Dispatches with the results of `normal`, which it falls back to if the ranks cannot share memory."""
+    """Dispatches through shared memory, with the same results as `normal`, which it uses if that is impossible."""
 
     weights_applied = WeightsApplied.BY_COMBINE
     sums_in_order = True
@@ -135,14 +135,14 @@ class SharedDispatcher:
         return DispatchedRows(rows, sent_W, return_route)
 
     def _read(self, buffer: ExchangeBuffer, index_R: Tensor) -> Tensor:
-        """Return these rows. If results have the same length, read them to the results' place."""
+        """Return a copy of the rows `index_R`. If results are as long as rows, the copy lies where the results go."""
         rows = buffer.rows.flatten(0, 1)
         if self._row_bytes != self._result_bytes:
             return rows.index_select(0, index_R)
         return torch.index_select(rows, 0, index_R, out=buffer.results[self._group.rank, : len(index_R)])
 
     def _await_writers(self, time: ExchangeTime, finish: Callable[[], T]) -> Pending[T]:
-        """Say that this rank has written, and return the wait for all others.
+        """Signal that this rank has written, and return a pending result that waits for all other ranks.
 
         Exchanges are waited for in the order in which they were begun.
         """
@@ -196,14 +196,14 @@ def _buffer(parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> Excha
 
 
 def _run_starts(sizes: Longs, stride: int) -> Longs:
-    """Return where each run begins: they lie one after another, those of each `sizes[i]` from i * stride."""
+    """Return the index at which each run begins. The runs of `sizes[i]` lie one after another from i * stride on."""
     flat = sizes.reshape(len(sizes), -1)
     begins = flat.cumsum(1) - flat + np.arange(len(flat))[:, None] * stride
     return begins.reshape(sizes.shape)
 
 
 def _ranges(begins: Longs, sizes: Longs) -> Longs:
-    """Return the numbers from each beginning, as many as its size, one run after another."""
+    """Return the runs of numbers, joined: `begins` 7, 3 with `sizes` 2, 1 give 7, 8, 3."""
     sizes = sizes.ravel()
     offsets = np.repeat(begins.ravel() - (np.cumsum(sizes) - sizes), sizes)
     return offsets + np.arange(len(offsets))

@@ -168,9 +168,9 @@ def attend(
     size: int,
     scale: float,
 ) -> None:
-    """Compute y [B, H, L] from q [B, H, C] and the pages [pages, page size, C]; 4 divides the page size.
+    """Compute attention y [B, H, L] of q [B, H, C] to latents in pages [pages, page size, C].
 
-    tables [B, J] and lengths [B] are of 64 bits.
+    tables [B, J] and lengths [B] hold 64-bit integers. The page size is a multiple of 4.
     """
     q_BHC, y_BHL = view_bf16(q, (num_requests, num_heads, size)), view_bf16(y, (num_requests, num_heads, latent))
     pages_JSC = view_bf16(pages, (num_pages, page_size, size))

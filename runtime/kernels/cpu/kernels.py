@@ -108,7 +108,7 @@ def causal_softmax(scores_HTS: Tensor) -> Tensor:
 
 
 def silu_product(gate_RI: Tensor, up_RI: Tensor) -> Tensor:
-    """Return silu(gate) * up, [R, I]; both may be parts of rows."""
+    """Return silu(gate) * up, [R, I]; gate and up may be parts of one tensor's rows."""
     assert gate_RI.stride(1) == up_RI.stride(1) == 1
     y_RI = torch.empty(gate_RI.shape, dtype=torch.bfloat16)
     _loops().silu_product(

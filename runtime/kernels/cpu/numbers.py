@@ -150,19 +150,19 @@ def exp(x: Any) -> Any:
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
 def view_bf16(address: int, shape: Any) -> Any:
-    """View the BF16 numbers at `address` as uint16, in this shape. Nothing is copied."""
+    """View the BF16 numbers at `address` as uint16 of `shape`. Nothing is copied."""
     return numba.carray(_pointer(address), shape, np.uint16)
 
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
 def view_fp32(address: int, shape: Any) -> Any:
-    """View the FP32 numbers at `address`, in this shape. Nothing is copied."""
+    """View the FP32 numbers at `address` as an array of `shape`. Nothing is copied."""
     return numba.carray(_pointer(address), shape, np.float32)
 
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
 def view_integers(address: int, shape: Any) -> Any:
-    """View the 64-bit integers at `address`, in this shape. Nothing is copied."""
+    """View the 64-bit integers at `address` as an array of `shape`. Nothing is copied."""
     return numba.carray(_pointer(address), shape, np.int64)
 
 

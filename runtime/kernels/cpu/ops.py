@@ -60,21 +60,21 @@ def cpu_ops(dtype: torch.dtype, deterministic: bool) -> Ops:
 
 
 class CpuOps(Ops):
-    """Torch on a CPU. If it `widens`, BF16 matrices are multiplied in FP32."""
+    """Torch's operations on a CPU. If it `widens`, BF16 matrices are multiplied in FP32."""
 
     def __init__(self, widens: bool = False) -> None:
         super().__init__(CPU)
         self._widens = widens
 
     def matmul(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-        """Multiply in the type that this core multiplies fast."""
+        """Return a b, in FP32 if the core has no BF16 instructions, then rounded to the type of `a`."""
         if not self._widens:
             return super().matmul(a, b, out)
         product = self._multiply_widened(torch.matmul, a, b)
         return product if out is None else out.copy_(product)
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
-        """Multiply in the type that this core multiplies fast, and scale."""
+        """Return scale x q k^T, in FP32 if the core has no BF16 instructions, then rounded to the type of `q`."""
         multiply = partial(super().scores, scale=scale)
         return self._multiply_widened(multiply, q, k) if self._widens else multiply(q, k)
 

@@ -69,7 +69,7 @@ def joined_keys(k_nope_SHN: Tensor, k_rope_SP: Tensor) -> Tensor:
 def chosen_experts(logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
     """Return the experts [T, K], best first, and their weights.
 
-    Numbers of groups and of experts in one are powers of two.
+    The number of groups and the number of experts in a group are powers of two.
     """
     num_tokens, num_experts = logits_TE.shape
     experts_TK = torch.empty(num_tokens, rule.top_k, dtype=torch.long, device=logits_TE.device)
@@ -139,7 +139,7 @@ def spread_rows(x_TD: Tensor, place_TK: Tensor, rows_RD: Tensor, scales_TF: Tens
 
 
 def added_rows(rows_RD: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
-    """Return the weighted sum of each token's rows [T, D], in the order of its choices; zeros where it has none."""
+    """Return the weighted sum of each token's rows [T, D], in the order of its choices; 0 for a token without rows."""
     assert all(x.is_contiguous() for x in (rows_RD, place_TK, weights_TK))
     sums_TD = rows_RD.new_empty(len(place_TK), rows_RD.shape[1])
     if len(place_TK):
@@ -194,7 +194,7 @@ def join_keys(
     SHARED: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Join some heads' keys of one token."""
+    """Write the keys of HEADS heads of one token: each head's own part, then the part that all heads share."""
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     is_inside = head < num_heads
@@ -262,7 +262,7 @@ def choose(
 def take_turns(
     experts, slots, first, num_replicas, slots_of_pairs, num_pairs, turn, TOP_K: tl.constexpr, PAIRS: tl.constexpr
 ):
-    """Look up the slots of a block of pairs."""
+    """Write the slot of each of PAIRS (token, choice) pairs, as `Ops.replicas_in_turn` chooses it."""
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     is_inside = pair < num_pairs
     expert = tl.load(experts + pair, is_inside, 0)
@@ -273,7 +273,7 @@ def take_turns(
 
 @triton.jit
 def count_pairs(slots, counts, num_pairs, num_slots, PAIRS: tl.constexpr):
-    """Count the pairs of each slot in one block."""
+    """Count the pairs of each slot in one block of PAIRS pairs."""
     block = tl.program_id(0)
     pair = block * PAIRS + tl.arange(0, PAIRS)
     slot_of_pair = tl.load(slots + pair, pair < num_pairs, -1)
@@ -312,7 +312,7 @@ def copy_to_places(
     TOP_K: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Copy some words of one token, and with the first ones its scales, to each of its rows."""
+    """Copy WORDS words of one token to each of its rows. The first program copies the token's scales, too."""
     token = tl.program_id(0).to(tl.int64)
     word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)  # the first program has them all
@@ -328,7 +328,7 @@ def copy_to_places(
 
 @triton.jit
 def add_placed(rows, places, weights, sums, size, TOP_K: tl.constexpr, CHANNELS: tl.constexpr):
-    """Add some channels of one token's rows."""
+    """Write the weighted sum of one token's rows, for CHANNELS of the channels."""
     token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     total = tl.zeros((CHANNELS,), tl.float32)

@@ -114,7 +114,7 @@ class GpuOps(Ops):
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
-        """Read the latents in their pages, or copy one request's latents at a time: [B, H, L]."""
+        """Return attention [B, H, L]. FlashMLA reads latents in their pages; else they are copied by request."""
         if len(q_BHC) == 0:
             return q_BHC.new_empty(*q_BHC.shape[:2], lora_rank)
         if not self._fits_flash_mla(q_BHC, lora_rank):
@@ -176,7 +176,7 @@ class GpuOps(Ops):
     def replicas_in_turn(
         self, experts_TK: Tensor, slots_S: Tensor, first_E: Tensor, num_replicas_E: Tensor, turn: Tensor
     ) -> Tensor:
-        """Look up in one kernel."""
+        """Look up all slots in one kernel."""
         if self._runs_triton(experts_TK):
             return fused.replicas_in_turn(experts_TK, slots_S, first_E, num_replicas_E, turn)
         return super().replicas_in_turn(experts_TK, slots_S, first_E, num_replicas_E, turn)
@@ -320,14 +320,14 @@ class GpuOps(Ops):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
     def _has_cudnn(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        """Return whether cuDNN can compute attention for such heads here."""
+        """Return whether cuDNN can compute attention for these queries, keys and values on their device."""
         parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, False, False)
         return q.is_cuda and torch.backends.cuda.can_use_cudnn_attention(parameters)
 
     def _attention_part(
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, *, is_causal: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return attention to these keys [1, H, T, U], and the log of the sum of their exponentials [1, H, T, 1]."""
+        """Return attention to the keys `k`, [1, H, T, U], and the log of the sum of exponentials, [1, H, T, 1]."""
         context, log_sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             q, k, v, None, True, 0.0, is_causal, False, scale=scale
         )

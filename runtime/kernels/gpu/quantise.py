@@ -26,7 +26,7 @@ GROUPS = 8  # groups of a row in one program: 1,024 channels, 8 for each of the 
 
 
 def rows(x_RD: Tensor, power_of_two: bool, by_columns: bool) -> Quantised:
-    """Quantise rows [R, D]; D is a multiple of 128."""
+    """Return rows [R, D] as codes and scales; D is a multiple of 128. The scales lie `by_columns` or by rows."""
     x_RD = x_RD.contiguous()
     return _launch(x_RD, x_RD.shape[-1], power_of_two, by_columns, None, is_gated=False)
 
@@ -37,7 +37,7 @@ def gated_rows(gate_up: Tensor, power_of_two: bool, by_columns: bool, counts_M: 
 
 
 def empty_scales(shape: tuple[int, ...], groups: int, by_columns: bool, device: torch.device) -> Tensor:
-    """Return uninitialised scales [..., R, F], in memory row by row or column by column."""
+    """Return uninitialised scales [*shape, groups], which lie in memory row by row or `by_columns`."""
     if not by_columns:
         return torch.empty(*shape, groups, device=device)
     column = round_up_for_tma(shape[-1], torch.float32.itemsize)

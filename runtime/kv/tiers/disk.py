@@ -244,16 +244,16 @@ class DiskTier:
                 used = self._usage.take(self._charge)
                 if used is None:
                     self.counters.drop(TIER_FULL)
-                elif self._has_published(block_hash, tenant, latents):
+                elif self._write_counted(block_hash, tenant, latents):
                     self.counters.wrote(self._form.file_bytes)
                     self._writing.succeeded()
         if used is None or used > HIGH * self._bound.max_bytes:
             self._clean()
 
-    def _has_published(self, block_hash: bytes, tenant: bytes, latents: Tensor) -> bool:
+    def _write_counted(self, block_hash: bytes, tenant: bytes, latents: Tensor) -> bool:
         """Write a block whose bytes are already counted.
 
-        Return whether it was new; if not, or on failure, uncount them.
+        Return whether the block was new. If it was not, or if writing fails, its bytes are no longer counted.
 
         Raises OSError if the disk fails.
         """
@@ -266,7 +266,7 @@ class DiskTier:
         return is_new
 
     def _clean(self, *, disk_is_full: bool = False) -> None:
-        """Let the janitor clean up on its thread, unless it is doing so."""
+        """Let the janitor clean up on its thread, unless it is cleaning up already."""
         with self._changed:
             if not self._cleans:
                 self._cleans = True

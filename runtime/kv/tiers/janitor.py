@@ -148,7 +148,7 @@ class Janitor:
         return owners
 
     def _choose(self, owners: dict[Owner, "_Owned"], *, disk_is_full: bool) -> dict[Owner, int]:
-        """Return owner -> time: blocks last used at or before it are to be removed. Empty if there is room."""
+        """Return owner -> time in ns: blocks last used at or before it are to be removed. Empty if there is room."""
         used = sum(sum(owned.charges) for owned in owners.values())
         limit = min(self._bound.max_bytes, used) if disk_is_full else self._bound.max_bytes
         if used <= HIGH * limit:
@@ -183,7 +183,11 @@ class Janitor:
 
 
 def choose(ages: dict[Owner, Ages], keep: int, unused_since_ns: int) -> dict[Owner, int]:
-    """Return owner -> time: if blocks last used at or before it go, charges of at most `keep` stay in all."""
+    """Return owner -> time in ns: if its blocks last used by then go, charges of at most `keep` stay in all.
+
+    Blocks that nobody has used since `unused_since_ns` go first, whoever owns them. Then the owners that have most
+    give up blocks. Owners that give up nothing are left out.
+    """
     excess = int(sum(charges.sum() for _, charges in ages.values())) - keep
     oldest_ns = _unused_until(ages, excess, unused_since_ns)
     num_unused = {owner: int(np.searchsorted(used_ns, oldest_ns, "right")) for owner, (used_ns, _) in ages.items()}

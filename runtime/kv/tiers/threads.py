@@ -32,7 +32,7 @@ class Health:
 
     @property
     def rests(self) -> bool:
-        """Whether to skip the work for now, after a recent failure."""
+        """True if the work is skipped for now, after a recent failure."""
         return time.monotonic() < self._rests_until
 
     def failed(self, why: str, *, rests: bool) -> None:
