@@ -203,10 +203,11 @@ def _configure_uvicorn(gateway: Gateway, drain_s: float) -> uvicorn.Config:
 
 
 def _stop(server: uvicorn.Server, taking: asyncio.Task[None], admission: Admission, drain_s: float) -> None:
-    """Accept no more connections. After `drain_s`, fail the running answers, so that uvicorn has none to cancel.
+    """Accept no more connections. Fail the running answers after `drain_s`, or at once at a second signal.
 
-    uvicorn itself stops at these signals, but raises them again when it is done. Without our handler that would kill
-    us. uvicorn has handled this signal already, so its state does not show whether it is the second one.
+    So uvicorn has no answers to cancel. uvicorn itself stops at SIGTERM and SIGINT, but raises them again when it is
+    done. Without our handler that would kill us. uvicorn has handled this signal already, so its state does not show
+    whether the signal is the second one.
     """
     is_second = taking.done() or taking.cancelling() > 0
     taking.cancel()

@@ -124,9 +124,9 @@ class AnswerReader:
         return ()
 
     def _read_thought(self) -> Sequence[AnswerPart]:
-        """Take the thoughts so far out of the text, without the white space around them.
+        """Take the thoughts that have come from the text, and return them as one part; empty if there are none.
 
-        An answer that ends within its thoughts keeps the white space at its end.
+        White space around thoughts is dropped. Only an answer that ends within its thoughts keeps the space at its end.
         """
         self._skip_space()
         text, is_over = self._read_until(THINK_END)
@@ -159,7 +159,7 @@ class AnswerReader:
         return ()
 
     def _read_call_name(self) -> Sequence[AnswerPart]:
-        """Return the call's first piece once its name is complete."""
+        """Return the call's first piece, with its name; nothing while the name is incomplete."""
         kind, separator, rest = self._text.partition(SEPARATOR)
         name, arguments = kind, rest
         if self._form.tool_calls == "fenced":
@@ -186,7 +186,7 @@ class AnswerReader:
     def _read_until(self, mark: str) -> tuple[str, bool]:
         """Take the text before `mark`, and the mark itself. Return (text, whether the mark has come).
 
-        If it has not, leave the end of the text that may be a beginning of the mark.
+        If the mark has not come, leave the end of the text that may be the mark's beginning.
         """
         text, mark_found, rest = self._text.partition(mark)
         if mark_found:

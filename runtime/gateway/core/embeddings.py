@@ -46,7 +46,7 @@ class EmbeddingsRequest:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of all prompts."""
+        """The number of tokens of all prompts together."""
         return sum(map(len, self.prompts))
 
 
@@ -123,7 +123,7 @@ class _Prompt:
         self._leave_queue: Callable[[], None] = lambda: None
 
     def try_to_start(self) -> bool:
-        """Send the prompt to a rank that has room. Return whether there was one."""
+        """Send the prompt to a rank that has room. Return whether any rank had room."""
         registry, size = self._resumptions.registry, RequestSize(len(self._prompt_ids), 0)
         rank = registry.choose_embedding_rank(size) if registry.embedding_room() else None
         if rank is None:

@@ -57,9 +57,8 @@ class InFlightRequest:
     def start(self, request: GenerationRequest, generated: Sequence[int], size: RequestSize) -> int:
         """Send the prompt, with the tokens that lost ranks have generated, to its ranks.
 
-        `size` counts these as prompt.
-
-        Return how many tokens of the prompt its rank is expected to have in its cache.
+        `size` counts the generated tokens as prompt. Return how many prompt tokens the prefill rank is expected to
+        have in its cache.
         """
         self._next_index, self._max_tokens = len(generated), request.sampling.max_tokens
         self._num_logprobs, self._num_prompt_tokens = request.sampling.num_logprobs, len(request.prompt_ids)

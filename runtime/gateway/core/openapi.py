@@ -66,7 +66,7 @@ EVENTS = "text/event-stream"
 def encoded_description() -> bytes:
     """Return the OpenAPI document as JSON.
 
-    It is made once, since that takes milliseconds and anybody may ask for it.
+    The document is made only once, because making it takes milliseconds and anybody may ask for it.
     """
     return msgspec.json.encode(describe())
 

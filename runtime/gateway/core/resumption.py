@@ -80,7 +80,7 @@ class ResumableRequest:
         return len(self._generated)
 
     def try_to_start(self) -> bool:
-        """Start or resume at ranks that have room. Return whether there are any."""
+        """Start or resume the request at ranks that have room. Return whether it runs there."""
         ranks = self._resumptions.registry.choose_ranks(self._current_size(), self._request.block_hashes)
         if ranks is None:
             return False

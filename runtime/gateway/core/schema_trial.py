@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
 
 
 def try_schema(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
-    """Return why no answer can follow the schema; None if one can. A fork of this process tries it."""
+    """Return the reason why no answer can follow the schema; None if one can. A fork of this process tries it."""
     reader, writer = os.pipe()
     fork = os.fork()
     if fork == 0:
@@ -95,9 +95,10 @@ def _find_fault(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
 
 
 def _draw_token(mask: bytes, draws: random.Random) -> int:
-    """Return a random allowed token.
+    """Return the id of a random token that `mask`, one bit for each token, allows.
 
-    It is one bit of the next byte that has any, from a random byte of the mask on, and from its start if none follows.
+    The search begins at a random byte of the mask and goes on at the mask's start. It takes a random bit of the first
+    byte that has any.
     """
     place = draws.randrange(len(mask))
     tail = mask[place:].lstrip(b"\0") or mask.lstrip(b"\0")

@@ -44,7 +44,10 @@ class Schemas:
         self._current: Turn | None = None
 
     async def find_fault(self, caller: str, schema: str) -> str | None:
-        """Return why no answer can follow the schema; None if one can. Raises ApiError if it cannot be checked now."""
+        """Return the reason why no answer can follow the schema; None if one can.
+
+        Raises ApiError if the schema cannot be checked now.
+        """
         key = hashlib.sha256(schema.encode()).digest()
         if key not in self._remembered:
             self._remember(key, await self._try_in_turn(caller, schema))
@@ -83,7 +86,7 @@ class Schemas:
             self._start_events[turn].set()
 
     def _end(self, turn: Turn) -> None:
-        """End a turn, perhaps before it came. If it was the current one, begin the next."""
+        """End a turn, even one that has not begun. If the turn was the current one, begin the next."""
         self._queue.end(turn, COST)
         del self._start_events[turn]
         if self._current is turn:

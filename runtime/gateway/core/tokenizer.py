@@ -72,7 +72,7 @@ class Tokenizer:
         return ids if self.bos_id is None or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
 
     def spell(self, token_id: int) -> Spelling:
-        """Return how to write a token: a special token by its name, a token that only the model knows by its number."""
+        """Return a token's spelling: its text, a special token's name, or the number of one that only the model has."""
         content = self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
         if content:
             return Spelling(content.decode(errors="replace"), content)

@@ -131,5 +131,5 @@ class EventStream(StreamingResponse):
                     self._sent_at = time.monotonic()
 
     def _seconds_left(self) -> float:
-        """Return how many seconds of silence are left."""
+        """Return the seconds until the next comment is due."""
         return SILENCE_S if self._sent_at is None else max(0.0, self._sent_at + SILENCE_S - time.monotonic())

@@ -71,7 +71,7 @@ class ApiError(Exception):
     num_requests: int = 1  # how many requests of the call are refused with it
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """Return the JSON document, the same in an HTTP answer and in a stream."""
+        """Return the error's JSON document, which is the same in an HTTP answer and in a stream."""
         param = None if self.param is None else _shorten(self.param)
         return {"error": {"message": _shorten(self.message), "type": self.type, "param": param, "code": self.code}}
 
@@ -84,7 +84,7 @@ class ApiError(Exception):
 
 
 def _shorten(text: str) -> str:
-    """Return the text, without its middle if it is too long. Its end says what to do."""
+    """Return the text; if it is too long, its beginning and its end, which says what to do."""
     half = MAX_SHOWN // 2
     return text if len(text) <= MAX_SHOWN else f"{text[:half]} ... {text[-half:]}"
 

@@ -25,8 +25,8 @@ class AnswerLengths:
         self._mean = num_tokens if self._mean is None else (1 - WEIGHT) * self._mean + WEIGHT * num_tokens
 
     def expect(self, max_tokens: int) -> int:
-        """Return the expected length of an answer of at most `max_tokens`.
+        """Return the expected length, in tokens, of an answer of at most `max_tokens`.
 
-        Before any answer has ended that is `max_tokens`.
+        Before any answer has ended, the expected length is `max_tokens`.
         """
         return max_tokens if self._mean is None else min(max_tokens, math.ceil(self._mean))

@@ -103,7 +103,7 @@ class PrefixIndex:
         self._free.append(place)
 
     def find(self, hashes: BlockHashes, places: Sequence[int]) -> list[int]:
-        """Return for each rank how many blocks of a prompt it has, from the first on.
+        """Return how many of a prompt's blocks, from the first on, each of the ranks `places` has.
 
         A hit never follows a miss, so the number is found by bisection, at all ranks at once.
         """
@@ -123,7 +123,7 @@ class PrefixIndex:
     def last_use(self, place: int, hashes: BlockHashes) -> int:
         """Return the time in ns at which a rank last used the last of these blocks.
 
-        0 if it does not have that block.
+        0 if the rank does not have the last block.
         """
         buckets, is_same = self._locate(place, hashes[-1:])
         return int(self._used_RBW[place, buckets][is_same].max(initial=0))

@@ -159,8 +159,8 @@ class Rank:
     async def move_to(self, writer: asyncio.StreamWriter) -> None:
         """Move the rank, with all its requests, to `writer`'s connection. Returns when it has moved.
 
-        The rank announces the move on its old connection. So nobody else can take its place, and everything sent there
-        is read before anything that is sent on the new one. Raises WireError if it does not move in time.
+        The rank announces the move on its old connection. So nobody else can take the rank's place, and all messages on
+        the old connection are read before those on the new one. Raises WireError if it does not move in time.
         """
         ticket = secrets.token_hex(16)
         moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -200,7 +200,7 @@ class Rank:
         moved.set_result(None)
 
     def _dismiss_if_free(self) -> None:
-        """Dismiss a draining rank once it has none of our requests left. New ones already go to other units."""
+        """Dismiss a draining rank once it has none of our requests left. New requests go to other units already."""
         if self.state == "draining" and not self._listeners:
             self.send(Dismissed())
 

@@ -113,7 +113,7 @@ class RequestSize:
 class HeldPrefix:
     """The first `num_tokens` of a prompt, which a rank has in its cache.
 
-    It is still computing the last `num_computing`.
+    The rank is still computing the last `num_computing` of these tokens.
     """
 
     num_tokens: int
@@ -121,7 +121,7 @@ class HeldPrefix:
 
     @property
     def num_ready(self) -> int:
-        """The number of these tokens that are already computed."""
+        """The number of held tokens that are already computed."""
         return self.num_tokens - self.num_computing
 
 

@@ -163,10 +163,8 @@ class Registry:
     def choose_ranks(self, size: RequestSize, hashes: BlockHashes = NO_HASHES) -> tuple[Rank, Rank] | None:
         """Return the ranks for the next request's first token and for the rest.
 
-        In a mixed unit both are the same rank.
-
-        `hashes` are those of its prompt's blocks. The result is None while no unit of a phase is ready or no rank has
-        room for this size.
+        In a mixed unit both are the same rank. `hashes` are the hashes of the prompt's blocks. The result is None
+        while a phase has no ready unit or no rank has room for this size.
         """
 
         def find(loads: Sequence[RankLoad]) -> Sequence[HeldPrefix]:
@@ -177,11 +175,11 @@ class Registry:
         return None if chosen is None else (self._roster[chosen.first.key], self._roster[chosen.rest.key])
 
     def room(self, size: RequestSize = SMALLEST) -> int | None:
-        """Return how many more requests of this size may come; None while no unit of a phase is ready."""
+        """Return how many more requests of this size may come; None while a phase has no ready unit."""
         return room(self._loads(), size)
 
     def choose_embedding_rank(self, size: RequestSize) -> Rank | None:
-        """Return the rank for a prompt to embed; None while no unit of a phase is ready."""
+        """Return the rank for a prompt to embed; None while a phase has no ready unit."""
         chosen = choose_embedding_rank(self._loads(), size, next(self._turns), self._policy)
         return None if chosen is None else self._roster[chosen.key]
 
@@ -202,7 +200,7 @@ class Registry:
         return num_ranks(self._loads())[1]
 
     def least_prompt_tokens(self) -> int | None:
-        """Return the fewest prompt tokens that a rank has left to compute; None while no unit of a phase is ready."""
+        """Return the fewest prompt tokens that a rank has left to compute; None while a phase has no ready unit."""
         return least_prompt_tokens(self._loads())
 
     def call_on_room(self, call: Callable[[], None]) -> None:
@@ -339,14 +337,14 @@ async def _read_message(frames: FrameReader[FromRank]) -> FromRank | None:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Why a rank cannot serve here. Digests and other ranks are named only in the log, not to the rank."""
+    """The reason why a rank cannot serve here. Digests and other ranks are named only in the log, not to the rank."""
 
     message: str
     log_message: str
 
 
 def _find_refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> _Refusal | None:
-    """Return why this rank cannot serve here; None if it can. `peers` are the connected ranks of its unit."""
+    """Return the reason why a rank cannot serve here; None if it can. `peers` are its unit's connected ranks."""
     if hello.kv_digest != kv_digest:
         prefix = f"its kv_digest is {hello.kv_digest}, "
         return _Refusal(prefix + "the gateway's is another", prefix + f"the gateway's is {kv_digest}")

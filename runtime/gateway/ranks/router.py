@@ -149,7 +149,7 @@ def choose_embedding_rank(
 
 
 def room(ranks: Sequence[RankLoad], size: RequestSize) -> int | None:
-    """Return how many more requests of at most this size the ranks take; None if no unit of a phase is ready.
+    """Return how many more requests of at most this size the ranks take; None if a phase has no ready unit.
 
     Only the room at the ranks for the later tokens counts, since they hold a request's latents to its end.
     """
@@ -161,7 +161,7 @@ def room(ranks: Sequence[RankLoad], size: RequestSize) -> int | None:
 
 
 def embedding_room(ranks: Sequence[RankLoad]) -> int | None:
-    """Return how many more prompts to embed the ranks take; None if no unit of a phase is ready."""
+    """Return how many more prompts to embed the ranks take; None if a phase has no ready unit."""
     first, rest = _split_by_role(ranks)
     if not first or not rest:
         return None
@@ -183,7 +183,7 @@ def num_ranks(ranks: Sequence[RankLoad]) -> tuple[int, int]:
 
 
 def least_prompt_tokens(ranks: Sequence[RankLoad]) -> int | None:
-    """Return the fewest prompt tokens that a rank has left to compute; None if no unit of a phase is ready."""
+    """Return the fewest prompt tokens that a rank has left to compute; None if a phase has no ready unit."""
     first, rest = _split_by_role(ranks)
     return min(load.work.prompt_tokens for load in first) if first and rest else None
 
@@ -258,7 +258,10 @@ def _costs(policy: Policy, ranks: Sequence[RankLoad], size: RequestSize, find_he
 
 
 def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
-    """Return when a rank would have computed the prompt, in units of a prompt token. A mixed rank's KV adds to it."""
+    """Return the time until a rank would have computed the prompt, in units of the time of one prompt token.
+
+    The tokens in a mixed rank's KV add to the time, because such a rank also makes tokens.
+    """
     computing = Work(0, held.num_computing, attention_pairs(held.num_ready, held.num_tokens), 0)
     queue = max(load.work.prompt_time - computing.prompt_time, 0.0)
     missing = size.work_at("prefill", held.num_tokens).prompt_time
@@ -266,9 +269,9 @@ def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
 
 
 def _spread_growth(total: Work, work: Work) -> Callable[[Work, int], float]:
-    """Return a function of a decode rank's load and the tokens to be sent there: how much `work` adds to the spread.
+    """Return (load of a decode rank, number of tokens to send) -> how much `work` there adds to the spread.
 
-    Its values are in proportion to the spread. A token to be sent counts like SENT_TOKEN tokens of KV.
+    The function's values are in proportion to the spread. A token to be sent counts like SENT_TOKEN tokens of KV.
     """
     after = total + work
     requests, kv = work.num_requests / after.num_requests**2, work.kv_tokens / after.kv_tokens**2

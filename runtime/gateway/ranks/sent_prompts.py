@@ -29,7 +29,7 @@ __all__ = ["SentPrompts", "find_held"]
 class _Sent:
     """A prompt that was sent and has no token yet.
 
-    `lost_time` is the last use of the last of its blocks that was computed already.
+    `lost_time` is the time in ns at which the last of its blocks that were computed already was last used.
     """
 
     hashes: BlockHashes
@@ -82,7 +82,7 @@ class SentPrompts:
     def end(self, request_id: str) -> None:
         """Record that the rank has the whole prompt now.
 
-        If it found less than expected, forget blocks that it has lost.
+        If the rank found less of the prompt than expected, forget the blocks that the rank has lost.
         """
         sent = self._sent.pop(request_id, None)
         if sent is None or self.place is None:

@@ -65,7 +65,7 @@ class ServedWeights:
         self._forget_if_nobody_serves(ranks)
 
     def _forget_if_nobody_serves(self, ranks: Iterable[Rank]) -> None:
-        """Forget the weights if no rank serves with them; then refused ranks may. Never if a file remembers them.
+        """Forget the weights if no rank serves with them; then refused ranks may serve. Do nothing if a file has them.
 
         Ranks that another gateway refuses count as not serving. Otherwise two gateways with different weights would
         refuse each other's ranks for ever.
@@ -95,7 +95,7 @@ class ServedWeights:
         log.warning("%s is refused: %s; those are %s", rank, rank.refusal, self._digest[:DIGEST_CHARACTERS])
 
     def _adopt(self, digest: str) -> None:
-        """Make these the weights to serve, unless another gateway of this deployment has just decided on others."""
+        """Make `digest` that of the weights to serve, unless another gateway has just chosen other weights."""
         self._digest = digest
         if self._file is not None:
             try:
@@ -107,7 +107,7 @@ class ServedWeights:
 def restart_hint(rank: Rank) -> str:
     """Return the name of the rank's unit and the commands that restart it.
 
-    It restarts as a whole if one process ends.
+    The unit restarts as a whole if one of its processes ends.
 
     The first pod of a unit has the unit's name plus `-0`, whether a LeaderWorkerSet or a StatefulSet makes it.
     """

@@ -103,7 +103,7 @@ class RequestClock:
         self._num_tokens += 1
 
     def fail(self) -> None:
-        """Note that the request is over, because ranks or the gateway failed."""
+        """Record that the request is over, because ranks or the gateway failed."""
         if not self._has_ended:
             self._metrics.failed.inc()
         self.end(answered=False)

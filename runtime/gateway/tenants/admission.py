@@ -124,7 +124,7 @@ class AdmissionQueue:
             raise overloaded(num_requests, room, self._estimate_wait_s(caller, num_requests - room))
 
     def room(self, caller: str, size: RequestSize = SMALLEST) -> int | None:
-        """Return how many more requests of the caller may come; None while no unit of a phase is ready."""
+        """Return how many more requests of the caller may come; None while a phase has no ready unit."""
         rank_room = self._room_at_ranks(size)
         if rank_room is None:
             return None
@@ -171,7 +171,7 @@ class AdmissionQueue:
         self._watch_timeout()
 
     def _may_start(self) -> bool:
-        """Return whether a rank has little prompt work left, and no interrupted request needs the room."""
+        """Return whether a rank has little prompt work left, and interrupted requests leave room for a new one."""
         backlog = self._registry.least_prompt_tokens()
         return self._resumptions.leaves_room() and backlog is not None and backlog < self._waits.prompt_tokens_ahead
 

@@ -23,7 +23,7 @@ RETRY_S = 0.05
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request that waits to resume. Its times are of the event loop's clock."""
+    """A request that waits to resume. The times are of the event loop's clock."""
 
     try_to_resume: Callable[[], bool]
     give_up: Callable[[str], None]
@@ -42,7 +42,7 @@ class ResumptionQueue:
         self._close_reason: str | None = None
 
     def room(self, size: RequestSize = SMALLEST) -> int | None:
-        """Return how many requests of this size find room beyond this queue; None while no unit of a phase is ready."""
+        """Return how many requests of this size find room beyond this queue; None while a phase has no ready unit."""
         room = self.registry.room(size)
         return None if room is None else max(0, room - len(self._queue))
 
