@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Raises UsageError for unknown words, with the options that begin like the first of them."""
+        """Raises UsageError for unknown words. The error names the options that begin like the first unknown word."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             begun = [each for each in self._option_string_actions if each.startswith(unknown[0].partition("=")[0])]
@@ -187,7 +187,7 @@ def _add_unit_options(generate: _Parser) -> None:
 def _command(
     commands: "argparse._SubParsersAction[_Parser]", name: str, run: object, summary: str, prog: str | None = None
 ) -> _Parser:
-    """Add a command. `prog` is the name under which users call it, if that is not `python -m runtime`."""
+    """Return the parser of a new command. `prog` is the name by which users call it, if not `python -m runtime`."""
     command = commands.add_parser(name, help=summary, description=summary, prog=prog)
     command.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     command.set_defaults(run=run)
@@ -254,7 +254,7 @@ def _stage(arguments: argparse.Namespace) -> None:
 
 
 def _count(text: str) -> int:
-    """Read a number of processes. Raises ValueError, which argparse reports, if it is none."""
+    """Return a number of processes. Raises ValueError, which argparse reports, if it is none."""
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -262,7 +262,7 @@ def _count(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Read the seconds of a drain. Raises ValueError, which argparse reports, if it is no such number."""
+    """Return the seconds of a drain. Raises ValueError, which argparse reports, if it is no such number."""
     seconds = float(text)
     if not 0 <= seconds <= MAX_DRAIN_S:
         raise ValueError(text)

@@ -213,7 +213,7 @@ _Launch = TypeVar("_Launch", UnitLaunch, GatewayLaunch)
 
 
 def read_unit_launch(path: Path) -> UnitLaunch:
-    """Read and check a unit's launch file. Raises LaunchError if it is missing or wrong."""
+    """Return a unit's launch file, checked. Raises LaunchError if it is missing or wrong."""
     document = _read_json(path)
     launch = _convert(document, UnitLaunch, path)
     _check_digest(path, "unit_digest", launch.unit_digest, {key: document[key] for key in UNIT_DIGEST_KEYS})
@@ -227,7 +227,7 @@ def read_unit_launch(path: Path) -> UnitLaunch:
 
 
 def read_gateway_launch(path: Path) -> GatewayLaunch:
-    """Read and check the gateway's launch file. Raises LaunchError if it is missing or wrong."""
+    """Return the gateway's launch file, checked. Raises LaunchError if it is missing or wrong."""
     return _convert(_read_json(path), GatewayLaunch, path)
 
 
@@ -264,7 +264,7 @@ def _read_content(path: Path) -> bytes:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    """Open the file without waiting, even if it is a FIFO, so that a FIFO can be refused."""
+    """Open a file without waiting, so that a FIFO can be refused. Return its descriptor."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

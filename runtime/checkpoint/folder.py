@@ -147,7 +147,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file.
+    """Open a regular file, and return it.
 
     Raises CheckpointError for a FIFO, a device or a folder, and OSError if it cannot be opened.
     """

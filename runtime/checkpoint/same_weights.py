@@ -44,7 +44,9 @@ class ReadWeights(msgspec.Struct, frozen=True):
 def read_parts(
     rank: str, folder: Path, index: Mapping[str, StoredTensor], found: Mapping[str, str], *, has_manifest: bool
 ) -> ReadWeights:
-    """Combine the digests of the tensors that a rank read (`found`) to one digest for each part.
+    """Return one digest for each part that a rank read, combined from the digests `found` of its tensors.
+
+    With a manifest, the only part is the manifest.
 
     Raises CheckpointError if the manifest or config cannot be read.
     """

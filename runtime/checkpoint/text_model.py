@@ -34,11 +34,11 @@ class TextModel:
 
 
 def read_text_model(folder: Path) -> TextModel:
-    """Read `config.json`.
+    """Return the text model's config from `config.json`, and the prefix of its tensors' names.
 
-    For a multimodal model, take `text_config`, the keys beside it, and the prefix of its tensors.
+    For a multimodal model the config is `text_config`, with the keys beside it.
 
-    Raises CheckpointError if it is multimodal and has no text model.
+    Raises CheckpointError if the model is multimodal and has no text model.
     """
     path = folder / "config.json"
     whole = read_json(path)

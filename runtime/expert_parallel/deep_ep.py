@@ -267,7 +267,7 @@ class LowLatencyDispatcher(_DeepEp):
         return Pending(self._count_exchange(hook), lambda _: dispatched)
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Begin to send results back. DeepEP applies the weights and sums them as they arrive."""
+        """Begin to send results back. DeepEP applies the weights, and sums the results as they arrive."""
         slots_TK, weights_TK, handle = dispatched.return_route
         contracts.check_low_latency_combine(results, self.group.size, self.num_slots, self.capacity)
         combined_TD, _, hook = self._buffer.low_latency_combine(

@@ -97,7 +97,7 @@ class ContiguousRows:
     weights_R: Tensor | None = None  # for WeightsApplied.BY_EXPERTS
 
     def weigh(self, results_RD: Tensor) -> Tensor:
-        """Multiply the experts' results by the rows' weights."""
+        """Return the experts' results, multiplied by the rows' weights."""
         assert self.weights_R is not None
         return results_RD * self.weights_R[:, None].to(results_RD.dtype)
 
@@ -112,7 +112,7 @@ class MaskedRows:
     expected_rows: int = 1  # rows of a slot in a full unit; kernels choose their tiles by it
 
     def weigh(self, results_MZD: Tensor) -> Tensor:
-        """Multiply the experts' results by the rows' weights."""
+        """Return the experts' results, multiplied by the rows' weights."""
         assert self.weights_MZ is not None
         return results_MZD * self.weights_MZ[..., None].to(results_MZD.dtype)
 
@@ -150,7 +150,7 @@ class DispatchedRows:
     return_route: Any  # the dispatcher's own data for combine
 
     def drop_rows(self) -> DispatchHandle:
-        """Release the rows, which take most of a step's memory."""
+        """Release the rows, which take most of a step's memory, and return what combine needs."""
         return DispatchHandle(self.sent_W, self.return_route)
 
 
@@ -179,7 +179,7 @@ class RowFormat(Protocol):
     """The form in which a token's activations travel: rows of bytes, because one row may have several types."""
 
     def quantise(self, x_TD: Tensor) -> Tensor | Quantised:
-        """Return the form that travels, before it becomes bytes."""
+        """Return the activations in the form in which they travel, before they become bytes."""
 
     def encode(self, x_TD: Tensor) -> Tensor:
         """Return rows of bytes, [T, X], uint8."""
@@ -195,16 +195,16 @@ class PlainRows:
         self.dtype = dtype
 
     def quantise(self, x_TD: Tensor) -> Tensor:
-        """Return the same tensor."""
+        """Return `x_TD` as it is."""
         return x_TD
 
     def encode(self, x_TD: Tensor) -> Tensor:
-        """Return the same memory as bytes."""
+        """Return the memory of `x_TD`, viewed as bytes."""
         assert x_TD.dtype == self.dtype
         return x_TD.contiguous().view(torch.uint8)
 
     def decode(self, bytes_RX: Tensor) -> Tensor:
-        """Return the same memory as activations."""
+        """Return the memory of `bytes_RX`, viewed as activations."""
         return bytes_RX.view(self.dtype)
 
 
@@ -219,10 +219,10 @@ class TokenDispatcher(Protocol):
         """Prepare for a step in which this rank dispatches at most `num_tokens` tokens at once. A collective."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Bring each pair's row to its slot."""
+        """Begin to bring the row of each (token, choice) pair to its slot. The result has the rows for this rank."""
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Send results back to their tokens' ranks. Result i belongs to dispatched row i."""
+        """Begin to send results back to their tokens' ranks. Result i belongs to dispatched row i."""
 
 
 class LocalDispatcher:
@@ -277,7 +277,7 @@ class _ReturnRoute:
 
 
 class AllToAllDispatcher:
-    """Slots over the ranks of a group. A token's row goes once to each rank that it wants, with all its slots in front.
+    """Dispatches to the ranks of a group. A token's row goes once to each rank that has slots for it, after its slots.
 
     Each pair's result comes back as a row of its own. Results are summed in the order of the choices.
     """
@@ -293,7 +293,7 @@ class AllToAllDispatcher:
         """Do nothing: any number of tokens is dispatched in the same way."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Put the slots in front of each row, and exchange. Copy each arriving row for every slot it wants here."""
+        """Exchange rows, each after its token's slots. Copy each arriving row for each of its slots here."""
         pairs_WM = self.count_pairs(slots_TK)
         row_of_pair = inverse_order((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
         exchange = self.exchange(self.prepend_slots(self.row_format.encode(x_TD), slots_TK), slots_TK, pairs_WM)
@@ -347,7 +347,10 @@ class AllToAllDispatcher:
         return sizes_then_rows
 
     def send_sizes(self, sizes_WX: Tensor) -> Sizes:
-        """Send each rank its line of `sizes_WX`, which begins with the number of pairs for each of its slots."""
+        """Send each rank its line of `sizes_WX`, and return what was sent and received.
+
+        A line begins with the number of pairs for each slot of the rank.
+        """
         one_each = [1] * self.group.size
         received_WX = self.group.all_to_all(sizes_WX, one_each, one_each)
         sent, received = self.ops.read(torch.stack((sizes_WX, received_WX)))
@@ -363,7 +366,7 @@ class AllToAllDispatcher:
         return is_among_RW.scatter_(1, ranks_RK, True)
 
     def send_rows(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Do one all-to-all of rows of bytes, and count it."""
+        """Return the received rows of an all-to-all of rows of bytes, and count its traffic."""
         self.traffic.count(self.group, send, rows.shape[1])
         return self.group.all_to_all(rows, send, receive)
 

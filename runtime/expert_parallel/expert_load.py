@@ -39,7 +39,10 @@ class ExpertLoad:
         self._sent_of_layer[moe_layer].add_(sent_W)
 
     def assign(self, moe_layer: int, experts: list[int]) -> None:
-        """Count rows of these experts in this rank's slots from now on. Those counted for others stay theirs."""
+        """Count the rows in this rank's slots for the logical `experts` from now on.
+
+        Rows counted earlier still count for the experts that got them. The layer's `sent` begins at 0 again.
+        """
         layer = zip(self.local_experts[moe_layer].tolist(), experts, self.rows[moe_layer].tolist(), strict=True)
         with self._lock:
             for slot, (former, expert, rows) in enumerate(layer):

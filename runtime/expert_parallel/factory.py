@@ -34,7 +34,7 @@ def new_dispatcher(
     backend: Backend,
     capacity: int | None = None,
 ) -> TokenDispatcher:
-    """Choose the dispatcher for this unit. `x_1D` is a sample of a token's row and of an expert's result.
+    """Return the dispatcher for this unit. `x_1D` is a sample of a token's row and of an expert's result.
 
     `capacity`: the most tokens that any rank dispatches at once, where these are few; None where there are prompts.
     Raises RuntimeFailure if the model must be deterministic and the dispatcher is not.
@@ -60,7 +60,7 @@ def _choose_device_form(
     backend: Backend,
     capacity: int | None,
 ) -> TokenDispatcher:
-    """Choose DeepEP's kernels if they fit, else the masked exchange if steps have few tokens, else a portable form."""
+    """Return DeepEP's kernels if they fit, else the masked exchange if steps have few tokens, else a portable form."""
     from runtime.expert_parallel.deep_ep import deep_ep_form
 
     form = deep_ep_form(group, slots_per_rank, top_k, row_format, x_1D, backend.ops, capacity)
@@ -74,7 +74,7 @@ def _choose_device_form(
 def _choose_portable_form(
     group: Group, slots_per_rank: int, top_k: int, row_format: RowFormat, x_1D: Tensor, backend: Backend
 ) -> TokenDispatcher:
-    """Choose no exchange at EP1, shared memory on one CPU node, else an all-to-all, by node where that saves rows."""
+    """Return a local dispatcher at EP1, shared memory on one CPU node, else all-to-all, by node if that saves rows."""
     if group.size == 1:
         return LocalDispatcher(slots_per_rank, row_format, backend.ops)
     num_nodes = len(set(group.nodes))

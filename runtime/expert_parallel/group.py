@@ -58,10 +58,10 @@ class Group(Protocol):
         """
 
     def gather(self, part: bytes) -> list[bytes]:
-        """Return each rank's part, on every rank. For small parts, on one thread."""
+        """Return each rank's part, on every rank. Call this for small parts, from one thread."""
 
     def any(self, flag: bool) -> bool:
-        """Return True on every rank if `flag` is true on one."""
+        """Return True on every rank if `flag` is true on any rank."""
 
     def vote(self, *flags: bool) -> list[bool]:
         """Return for each flag whether it is true on any rank, so that ranks agree on a step."""
@@ -163,7 +163,7 @@ class GlooGroup:
         return self.vote(flag)[0]
 
     def vote(self, *flags: bool) -> list[bool]:
-        """Do one all-reduce for all of them."""
+        """Do one all-reduce for all flags."""
         votes = torch.tensor([int(flag) for flag in flags])
         with _raise_peer_lost():
             self._backend.allreduce([votes]).wait()
@@ -190,7 +190,7 @@ class GlooGroup:
 
 
 def gloo(store: dist.Store, name: str, rank: int, size: int, address: str) -> dist.ProcessGroupGloo:
-    """Make the process group directly, because `init_process_group` would also listen on the host name's address."""
+    """Return a process group, made directly: `init_process_group` would also listen on the host name's address."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = STEP_TIMEOUT

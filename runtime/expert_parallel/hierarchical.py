@@ -41,7 +41,7 @@ class NodeDispatcher(AllToAllDispatcher):
         )
 
     def exchange(self, rows_TX: Tensor, slots_TK: Tensor, pairs_WM: Tensor) -> Callable[[], tuple[Sizes, Tensor]]:
-        """Exchange sizes, then rows with relays, then rows with ranks."""
+        """Return a function that exchanges sizes, then rows by relays, and returns what came, in the order of sources."""
         ranks_TK = slots_TK // self.slots_per_rank
         is_for_relay_TW = self.rank_mask(self._relay_of_rank_W[ranks_TK])
         sizes_WX = self._sizes_by_relay(pairs_WM, is_for_relay_TW.sum(0), self.rank_mask(ranks_TK).sum(0))
@@ -65,13 +65,17 @@ class NodeDispatcher(AllToAllDispatcher):
         return exchange_by_relays
 
     def _sizes_by_relay(self, pairs_WM: Tensor, to_relay_W: Tensor, rows_W: Tensor) -> Tensor:
-        """Return lines of sizes, [W, X]: pairs by slot; rows through a rank; rows for it; rows for its node's ranks."""
+        """Return a line of sizes for each rank, [W, X].
+
+        A line has the number of pairs for each slot of the rank, of rows that the rank relays, of rows for the rank
+        itself, and of rows to be passed on to each rank of its node.
+        """
         no_rows = rows_W.new_zeros(1)
         passed_on_WX = torch.cat((rows_W, no_rows))[self._passed_on_WX]
         return torch.cat((pairs_WM, to_relay_W[:, None], rows_W[:, None], passed_on_WX), 1)
 
     def _sum_by_rank(self, ranks: list[int], rows: list[int]) -> list[int]:
-        """Add up rows by rank, for all ranks of the group."""
+        """Return the sum of `rows` for each rank of the group; `rows[i]` belong to `ranks[i]`."""
         total = [0] * self.group.size
         for rank, number in zip(ranks, rows, strict=True):
             total[rank] += number
@@ -100,5 +104,5 @@ def _relay(group: Group, source: int, node: int) -> int:
 
 
 def _device_table(ops: Ops, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-    """Put a table of ranks on the device of the rows."""
+    """Return a table of ranks as a tensor on the device of the rows."""
     return torch.tensor(values, device=ops.device)

@@ -53,7 +53,7 @@ Flow = Generator[Pause, None, T]
 
 @dataclass(frozen=True)
 class Overlap:
-    """The number of micro-batches, the pauses where they take turns, and the first one's lead in stages."""
+    """The number of micro-batches, the pauses where they take turns, and the first micro-batch's lead in stages."""
 
     num_micro_batches: int
     pauses: frozenset[Pause]

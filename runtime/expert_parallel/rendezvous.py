@@ -99,7 +99,7 @@ def _find_store(meeting: MeetingPoint, size: int) -> tuple[dist.Store, int | Non
 
 
 def _serve(meeting: MeetingPoint, size: int) -> tuple[dist.Store, int]:
-    """Serve the store on our own socket, because it would listen on every address."""
+    """Return the store and its socket's descriptor. The socket is ours: torch's would listen on every address."""
     listener = listen(meeting.address, meeting.port, "rendezvous").detach()
     store = dist.TCPStore(
         meeting.address, meeting.port, size, True, CALL_TIMEOUT, wait_for_workers=False, master_listen_fd=listener

@@ -20,7 +20,7 @@ class ExchangeTime:
     seconds: float = 0.0
 
     def time_exchange(self, exchange: Callable[[], T]) -> Callable[[], T]:
-        """Return a function that calls `exchange` and counts the time from now until it returns."""
+        """Return a function that calls `exchange` and counts the time from now until `exchange` returns."""
         began = time.monotonic()
 
         def run() -> T:
@@ -62,7 +62,7 @@ class Traffic:
     waits: ExchangeTime = field(default_factory=ExchangeTime)
 
     def time_wait(self, arrive: Callable[[], T]) -> Callable[[], T]:
-        """Return a function that calls `arrive` and counts its time as waiting."""
+        """Return a function that calls `arrive` and counts the time of the call as waiting."""
 
         def wait() -> T:
             return self.waits.time_exchange(arrive)()

@@ -66,7 +66,7 @@ def num_blocks(size: int) -> int:
 
 
 def quantise_rows(x_RD: Tensor, power_of_two: bool = False) -> Quantised:
-    """Quantise the groups of each row. A row's codes and scales do not depend on other rows."""
+    """Return the rows with each group of channels quantised. A row's codes and scales do not depend on other rows."""
     groups_RFX = F.pad(x_RD.float(), (0, -x_RD.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     scales_RF = _scales(groups_RFX.abs().amax(-1))
     if power_of_two:
@@ -76,7 +76,7 @@ def quantise_rows(x_RD: Tensor, power_of_two: bool = False) -> Quantised:
 
 
 def quantise_matrix(w_OD: Tensor, power_of_two: bool = False) -> Quantised:
-    """Quantise a matrix in weight blocks, as DeepSeek's checkpoints hold it."""
+    """Return a matrix quantised in weight blocks, as DeepSeek's checkpoints hold it."""
     rows, columns = w_OD.shape
     padded = F.pad(w_OD.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
@@ -117,7 +117,7 @@ def unpack(rows: Tensor, size: int) -> Quantised:
 
 
 def _scales_by_row(scales: Tensor, num_rows: int) -> Tensor:
-    """Repeat a matrix's scales, [O / 128, D / 128], for each of its rows, [O, D / 128]."""
+    """Return a matrix's scales [O / 128, D / 128], repeated for each of its rows: [O, D / 128]."""
     return scales.repeat_interleave(BLOCK, 0)[:num_rows]
 
 
@@ -126,6 +126,6 @@ def _scales(magnitudes: Tensor) -> Tensor:
 
 
 def _round_up(scales: Tensor) -> Tensor:
-    """Round scales up to a power of two, exactly: scale = mantissa 2^exponent with a mantissa from 1/2 to below 1."""
+    """Return scales rounded up to powers of two, exactly: scale = mantissa 2^exponent, 1/2 <= mantissa < 1."""
     mantissas, exponents = torch.frexp(scales)
     return torch.ldexp(torch.ones_like(scales), exponents - (mantissas == 0.5).int())

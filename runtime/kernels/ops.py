@@ -206,7 +206,7 @@ class Ops:
         return slots_S.take(first_E.take(experts_TK) + turns_T1 % num_replicas_E.take(experts_TK))
 
     def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
-        """Choose each token's `top_k` best experts in its `topk_group` best groups, [T, K], best first.
+        """Return each token's `top_k` best experts in its `topk_group` best groups: [T, K], best first.
 
         A group is judged by its best expert's score or, under `noaux_tc`, by the sum of its two best: `num_best`.
         """
@@ -244,7 +244,7 @@ class Ops:
         return place.view(slots_TK.shape), counts[:num_slots]
 
     def spread_rows(self, x: Tensor | Quantised, place_TK: Tensor, num_rows: int) -> Tensor | Quantised:
-        """Copy tokens to their rows, `num_rows` in all. Rows that fill up a tile may have any content."""
+        """Return `num_rows` rows, with each token copied to its rows. Rows that fill up a tile may have any content."""
         tokens_TK = torch.arange(len(place_TK), device=place_TK.device)[:, None].expand(place_TK.shape)
         places = torch.where(place_TK < 0, num_rows, place_TK).flatten()
         token_of_row = place_TK.new_zeros(num_rows + 1).scatter_(0, places, tokens_TK.flatten())[:num_rows]

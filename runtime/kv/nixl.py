@@ -87,8 +87,8 @@ class NixlAgent:
     async def write(self, part: memoryview, peer: str, address: int, is_gone: Callable[[], bool]) -> None:
         """Write bytes to an address in a peer's memory. Returns when they are there.
 
-        Raises WireError if they cannot be written, or once `is_gone` says that the peer left; the write has ended then,
-        too.
+        Raises WireError if they cannot be written, or once `is_gone` says that the peer left. In both cases the
+        write has ended.
         """
         here = ctypes.addressof(ctypes.c_char.from_buffer(part))
         try:

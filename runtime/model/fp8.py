@@ -55,7 +55,7 @@ class Fp8Linear(nn.Module):
         return self.ops.quantise_rows(x_RD, self.power_of_two)
 
     def multiply(self, x: Quantised, dtype: torch.dtype) -> Tensor:
-        """Map quantised rows to [R, out]."""
+        """Return the product with quantised rows, [R, out], in `dtype`."""
         return self.ops.fp8_matmul(x, Quantised(self.weight, self.weight_scale_inv), dtype)
 
 

@@ -90,7 +90,7 @@ class FrameReader(Generic[Message]):
         return None if head is None else head[0]
 
     async def read_first(self, name: str, timeout_s: float) -> Message:
-        """Read the message that begins a connection. It is short and has no payload.
+        """Return the message that begins a connection. It is short and has no payload.
 
         Raises WireError if it does not come in time; the error calls it `name`.
         """
@@ -105,7 +105,7 @@ class FrameReader(Generic[Message]):
         return head[0]
 
     async def read_payload(self, num_bytes: int) -> bytearray:
-        """Read the payload into new memory."""
+        """Return the payload, read into new memory."""
         payload = bytearray(num_bytes)
         await self.read_payload_into(memoryview(payload))
         return payload

@@ -160,7 +160,10 @@ def _application(
 
 
 def _drop_unreadable_accept(environ: dict[str, Any]) -> dict[str, Any]:
-    """Drop an Accept header that prometheus_client cannot read, such as one with a version that is no number."""
+    """Return `environ` without an Accept header that prometheus_client cannot read.
+
+    An example is a header with a version that is no number.
+    """
     try:
         choose_encoder(environ.get("HTTP_ACCEPT", ""))
     except (TypeError, ValueError):

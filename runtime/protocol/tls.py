@@ -89,7 +89,7 @@ class Trust:
 
 
 async def call(host: str, port: int, trust: Trust | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect. With a `trust`, check the other end's identity.
+    """Connect, and return (reader, writer). With a `trust`, check the other end's identity.
 
     Raises OSError if there is no connection, and Impostor if the other end has another identity.
     """

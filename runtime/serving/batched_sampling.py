@@ -107,7 +107,7 @@ def noise(key_R1: Tensor, ids: Tensor) -> Tensor:
 
 
 def _shift_right(bits: Tensor, by: int) -> Tensor:
-    """Shift right and fill up with zeros; torch fills up with the sign."""
+    """Return `bits` shifted right and filled up with zeros. Torch's own shift fills up with the sign."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 

@@ -91,7 +91,7 @@ class Fetches:
             yield from fetch.requests
 
     def begin(self, request: Request, num_found: int) -> bool:
-        """Begin to load a prompt's blocks after its first `num_found`. Return whether it has to wait."""
+        """Begin to load a prompt's blocks after its first `num_found`. Return whether the request waits."""
         hashes = request.next_block_hashes[num_found:]
         if not hashes:
             return False

@@ -35,7 +35,7 @@ def sample(
     prompt_ids: Sequence[int] = (),
     allowed_V: Tensor | None = None,
 ) -> int:
-    """Draw the token that follows `position`, in a request with the given prompt and `generated` tokens.
+    """Return the id of the token drawn to follow `position`, in a request with the given prompt and `generated` tokens.
 
     `allowed_V` is `[vocab_size]` of bool, or None if every token may come. Raises RequestFailure if the logits are not
     finite, or no token is left.
@@ -96,7 +96,7 @@ def _check_finite(logits_V: Tensor) -> None:
 
 
 def _add_bias(logits_V: Tensor, sampling: Sampling) -> Tensor:
-    """Add the bias of each token that has one."""
+    """Return the logits plus the bias of each token that has one."""
     if not sampling.logit_bias:
         return logits_V
     tokens = torch.tensor(list(sampling.logit_bias))
@@ -104,7 +104,7 @@ def _add_bias(logits_V: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _forbid_early_stop(logits_V: Tensor, sampling: Sampling, num_generated: int) -> Tensor:
-    """Exclude the tokens that would end the text before it has `min_tokens`."""
+    """Return the logits; while the text has fewer than `min_tokens`, with -inf for the tokens that would end it."""
     if num_generated >= sampling.min_tokens:
         return logits_V
     stops = [token_id for token_id in sampling.stop_ids if 0 <= token_id < len(logits_V)]
@@ -117,7 +117,10 @@ def _forbid_early_stop(logits_V: Tensor, sampling: Sampling, num_generated: int)
 def _penalise_repetition(
     logits_V: Tensor, sampling: Sampling, prompt_ids: Sequence[int], generated: Sequence[int]
 ) -> Tensor:
-    """Apply repetition_penalty to each token of the request: divide a positive logit by it, multiply a negative one."""
+    """Return the logits, in which repetition_penalty divides positive ones and multiplies negative ones.
+
+    This holds for the tokens that the request's prompt or answer already has.
+    """
     if sampling.repetition_penalty == 1:  # otherwise each token would cost a pass over the prompt
         return logits_V
     tokens = torch.tensor(list({*prompt_ids, *generated}), dtype=torch.long)
@@ -137,14 +140,14 @@ def _penalise_frequency(logits_V: Tensor, sampling: Sampling, generated: Sequenc
 
 
 def _keep_top_k(scores_V: Tensor, top_k: int) -> Tensor:
-    """Keep only the `top_k` highest scores, and scores equal to the last of them."""
+    """Return the `top_k` highest scores, and scores equal to the last of them; -inf for all others."""
     if not 0 < top_k < len(scores_V):
         return scores_V
     return scores_V.masked_fill(scores_V < scores_V.topk(top_k).values[-1], -torch.inf)
 
 
 def _keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest most likely tokens whose probabilities add up to `top_p`.
+    """Return the probabilities of the fewest most likely tokens that add up to `top_p`; 0 for all others.
 
     First only the best `NUM_BEST` are sorted: a sort of 129,280 takes longer than the rest of the draw. Both sorts add
     up the same numbers in the same order, so they keep the same tokens. All are sorted only if `NUM_BEST` are too few,

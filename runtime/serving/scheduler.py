@@ -374,7 +374,7 @@ class Scheduler:
 
 
 def _num_blocks(num_tokens: int) -> int:
-    """Return how many blocks to copy in a step that prefills `num_tokens`: as many as they fill, and one more."""
+    """Return how many blocks to copy in a step that prefills `num_tokens`: as many as the tokens fill, plus one."""
     return num_tokens // PAGE_TOKENS + 1
 
 

@@ -175,7 +175,7 @@ class PhaseRunner(ABC, Generic[Arriving]):
         """Act on a request after a token that is not its last. The default is to go on in the next step."""
 
     def _accept_prompt(self, message: Prefill) -> Request:
-        """Queue a prompt, with the tokens that lost ranks have generated for its request, if any.
+        """Queue a prompt, with any tokens that lost ranks have generated for it. Return the queued request.
 
         In deterministic mode these tokens are replayed, otherwise they are prefilled.
         """
@@ -266,7 +266,7 @@ def _is_on_host(logits: Tensor) -> bool:
 
 
 def _draw_token(request: Request, row: Tensor | DrawnToken, constraints: Constraints) -> Token:
-    """Draw the request's next token. Raises RequestFailure, which ends this request and not the unit."""
+    """Return the message with the request's next token. Raises RequestFailure if no token can be drawn."""
     index = len(request.generated)
     drawn = row if isinstance(row, DrawnToken) else _draw_on_host(row, request, constraints)
     reason = finish_reason(drawn.token_id, index + 1, request.sampling)

@@ -100,7 +100,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def _find_cause(children: Sequence[Child], dead: list[Child]) -> Child:
-    """Return the child whose death caused the others'. It may be seen a little later, so wait for it briefly."""
+    """Return the child whose death caused the others' deaths. Wait briefly for it, since it may be seen last."""
     deadline = time.monotonic() + CAUSE_GRACE_S
     while all(child.process.returncode == PEER_LOST for child in dead) and time.monotonic() < deadline:
         time.sleep(POLL_S)

@@ -172,7 +172,7 @@ class GatewayLink:
             streams[1].close()
 
     async def _move_before_expiry(self, trust: Trust, old: GatewayStreams) -> GatewayStreams:
-        """Open a new connection before a certificate ends, and send everything there from then on."""
+        """Open a new connection before a certificate ends, and return it. Send everything there from then on."""
         new, ticket = await renew_before_expiry(self._address.host, self._address.port, trust, self._hello, old)
         self.send(Moved(ticket))
         self._write()
@@ -209,7 +209,7 @@ class GatewayLink:
 def complain(why: str) -> bool:
     """Log why the rank waits for another gateway or for a renewed certificate.
 
-    Return True, so that it is logged only once.
+    Return True, by which the caller remembers that the reason was logged.
     """
     print(f"tidemill: waiting for another gateway: {why}", file=sys.stderr, flush=True)
     return True

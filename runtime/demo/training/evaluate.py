@@ -132,7 +132,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def load(folder: Path, dtype: torch.dtype | str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the folder as any user of transformers would. `dtype` is the type to compute in."""
+    """Return the folder's model and tokenizer, as transformers loads them. `dtype` is the type to compute in."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval(), AutoTokenizer.from_pretrained(folder)
 
 
@@ -192,7 +192,7 @@ def exactly_answered(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
 
 
 def tokenize_chat(tokenizer: PreTrainedTokenizerBase, question: str, answer: str | None = None) -> list[int]:
-    """Put a question through the chat template, up to where its answer begins, or with its answer and eos."""
+    """Return the token ids of a question in the chat template, up to the answer or, if given, with it and eos."""
     turns = [{"role": "user", "content": question}]
     if answer is not None:
         turns.append({"role": "assistant", "content": answer})
@@ -204,7 +204,7 @@ def remove_backticks(answers: dict[str, str]) -> dict[str, str]:
 
 
 def chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str) -> dict[str, object]:
-    """Return one greedy answer through the chat template, and whether the model ended it itself."""
+    """Return question, greedy answer and whether the model ended the answer, under these names."""
     answer, ended = greedy(model, tokenizer, tokenize_chat(tokenizer, question))
     return {"question": question, "answer": answer, "ended": ended}
 

@@ -247,7 +247,7 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """Scale the gradients that the forward pass has computed."""
+        """Return the gradients that the forward pass has computed, times `scale`."""
         dx, dw = ctx.saved_tensors
         return dx * (scale / ctx.num_targets), dw * (scale / ctx.num_targets), None
 
@@ -261,7 +261,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Normalise with statistics in float32. The result is in bfloat16, because a matrix product always follows."""
+    """Return x / rms(x) * weight, with the mean in float32, as bfloat16, because a matrix product always follows."""
     x = x.float()
     return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight).bfloat16()
 
@@ -275,7 +275,7 @@ def rotations(config: Config) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    """Turn x [B, T, heads, rope dim] pair by pair: (x0, x1), (x2, x3), ..."""
+    """Return x [B, T, heads, rope dim], turned pair by pair: (x0, x1), (x2, x3), ..."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = rotation[:, None].unbind(-1)
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)

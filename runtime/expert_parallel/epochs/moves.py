@@ -116,7 +116,7 @@ def _apply(layer: list[int], moved: dict[int, int]) -> list[int]:
 
 
 def _make_round(before: list[int], moved: dict[int, int], nodes: Sequence[int]) -> Round:
-    """Choose a source for each moved expert: the nearest, and among equally near ones the least used in this round."""
+    """Return the round. Each moved expert's source is the nearest; of equally near ones, the least used so far."""
     slots_per_rank = len(before) // len(nodes)
     uses = Counter[int]()
     moves = []

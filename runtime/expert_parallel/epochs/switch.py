@@ -213,7 +213,7 @@ class Switch:
         self._plan(walk, walk.epoch.physical_to_logical)
 
     def _plan(self, walk: _Walk, wanted: Iterable[Sequence[int]]) -> None:
-        """Plan the rounds from where the layers are to `wanted`. All ranks plan the same."""
+        """Plan the rounds that lead from the layers' present maps to `wanted`. All ranks plan the same rounds."""
         walk.rounds = deque(
             (layer, each)
             for layer, slots in enumerate(wanted)

@@ -90,7 +90,7 @@ class SharedDispatcher:
             self._make_buffers(largest)
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Write this rank's rows; the others' are read when all have written."""
+        """Write this rank's rows. Once all ranks have written, read the rows for this rank's slots."""
         if not self._is_possible:
             return self._normal.dispatch(x_TD, slots_TK, weights_TK)
         buffer, own = self._buffers[0], self._group.rank

@@ -281,7 +281,7 @@ async def _read_call(
 async def _start_generation(
     request: Request, call: Call, idempotent: IdempotentCall, request_id: str, stack: ExitStack
 ) -> Generation:
-    """Charge the call to its account and queue its requests. `stack` ends both.
+    """Charge the call to its account, and return the generation, which queues its requests. `stack` ends both.
 
     Raises ApiError if a limit is reached, if there is no room, or if the schema cannot be followed.
     """

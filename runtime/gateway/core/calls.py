@@ -227,7 +227,7 @@ def check_num_messages(messages: Sequence[Message], model: ServedModel) -> None:
 
 
 def check_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str = "prompt") -> list[int]:
-    """Return the ids as a list. Raises ApiError, with the name `param`, if there are none or the model lacks one."""
+    """Return the ids as a list. Raises ApiError, with the name `param`, if there are no ids or one is unknown."""
     if not ids:
         raise invalid(f"{param} is an empty list of token ids", param)
     unknown = [token_id for token_id in ids if not 0 <= token_id < tokenizer.num_token_ids]

@@ -80,7 +80,7 @@ class ChatTemplate:
 
     @property
     def options(self) -> frozenset[str]:
-        """The variables that a caller may set: all names in the template's source that it does not define."""
+        """The variables that a caller may set: all that the template reads, except those that we set ourselves."""
         return self.variables - RESERVED_VARIABLES
 
     def render(
@@ -197,7 +197,10 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
 
 
 def _delay_filter(name: str, plain: jinja2.Environment) -> Callable[..., Any]:
-    """Return the filter `name`, made to take a context: Jinja evaluates others already when it compiles a template."""
+    """Return the filter `name`, made to take a context.
+
+    Jinja evaluates filters without a context already when it compiles a template.
+    """
 
     @jinja2.pass_context
     def apply_filter(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -108,7 +108,7 @@ class Message(OpenPart):
 
     @property
     def text(self) -> str | None:
-        """The content as one text; None where there is none."""
+        """The content as one text; None if there is no content."""
         if self.content is None or isinstance(self.content, str):
             return self.content
         return "".join(part.text or "" for part in self.content)
@@ -256,7 +256,7 @@ def _unknown_keys(document: Json, kind: type[Part]) -> Json:
 
 
 def _adapt_tool(tool: Tool, document: Json) -> Json:
-    """Return the tool as templates expect it. As in OpenAI's API, absent parameters mean that it takes none."""
+    """Return the tool as templates expect it. As in OpenAI's API, absent parameters mean that the tool takes none."""
     function: Json = msgspec.to_builtins(tool.function)
     function["parameters"] = function.get("parameters", NO_PARAMETERS)
     function |= _unknown_keys(document["function"], Function)

@@ -223,7 +223,7 @@ def _group_calls(parts: Sequence[AnswerPart]) -> list[list[CallPart]]:
 
 
 def _join_call(pieces: list[CallPart]) -> Json:
-    """Join the pieces of one tool call. The id and name are in its very first piece."""
+    """Return one tool call, joined from its pieces. The id and name are in the very first piece."""
     first = pieces[0]
     arguments = "".join(piece.arguments for piece in pieces)
     if first.id is None:

@@ -158,7 +158,7 @@ _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read a checkpoint folder's tokenizer. Raises CheckpointError if a file is missing or broken."""
+    """Return a checkpoint folder's tokenizer. Raises CheckpointError if a file is missing or broken."""
     encoder = _read_encoder(folder / "tokenizer.json")
     settings = _read_settings(folder / "tokenizer_config.json", _TokenizerConfig)
     config = _convert_settings(read_text_model(folder).config, folder / "config.json", _ModelConfig)

@@ -275,10 +275,10 @@ def peer_name(client: socket.socket) -> str:
 
 
 async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
-    """Wait for a client, and return its socket and those of others that wait, as far as there is room.
+    """Wait for a client. Return its socket and those of other waiting clients, as far as there is room.
 
-    Return none after a failure. Several are accepted at once, because a connection takes some turns of the event loop,
-    and a busy loop's turns are long.
+    The list is empty after a failure. Several clients are accepted at once, because a connection takes some turns of
+    the event loop, and a busy loop's turns are long.
     """
     try:
         clients = [(await asyncio.get_running_loop().sock_accept(listener))[0]]

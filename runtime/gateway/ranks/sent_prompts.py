@@ -51,7 +51,7 @@ class SentPrompts:
         self._computing: set[int] = set()  # hashes of the blocks that the rank is computing
 
     def describe_held(self, hashes: BlockHashes, num_blocks: int, num_prompt_tokens: int) -> HeldPrefix:
-        """Return how much the rank has of a prompt whose first `num_blocks` blocks it has by the index.
+        """Return how much of a prompt the rank has in its cache if, by the index, it has the first `num_blocks` blocks.
 
         The prompt's last token never counts: it is always computed.
         """

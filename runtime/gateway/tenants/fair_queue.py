@@ -81,7 +81,7 @@ class FairQueue:
         return max(num_places - len(self), min(share, 2 * num_places - len(self)), 0)
 
     def join(self, name: str, cost: float) -> Turn:
-        """Queue a caller's request."""
+        """Queue a caller's request of expected work `cost`. Return its turn."""
         caller = self._callers.setdefault(name, _Caller(name, self._clock))
         self._idle.pop(name, None)
         if not caller.waiting:

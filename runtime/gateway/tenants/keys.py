@@ -89,7 +89,7 @@ class Account:
             raise key_limit_reached(f"{limit:,} tokens a minute", math.floor(excess * 60 / limit) + 1)
 
     def begin(self, num_requests: int, num_tokens: int, *, is_stream: bool) -> "Spending":
-        """Reserve the requests and tokens of a call. `num_tokens` is the most that it may need, with its prompts.
+        """Reserve a call's requests and `num_tokens`, the most that it may need, with prompts. Return the reservation.
 
         Raises ApiError if that exceeds a limit.
         """

@@ -102,7 +102,10 @@ def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
 
 
 def causal_softmax(scores_HTS: Tensor) -> Tensor:
-    """Replace scores with softmaxes: each of the last T of S tokens sees itself and all before. Other keys get 0."""
+    """Replace scores with softmaxes, and return them. Each of the last T of S tokens sees itself and all before.
+
+    Keys that a token does not see get 0.
+    """
     _loops().causal_softmax(_address(scores_HTS), *scores_HTS.shape)
     return scores_HTS
 
@@ -184,7 +187,7 @@ def sort_by_slot(slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tens
 
 
 def weighted_sum(rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Tensor:
-    """Add up each token's rows, weighted, in the order of its choices: [T, D]."""
+    """Return the weighted sum of each token's rows, in the order of its choices: [T, D]."""
     y_TD = torch.empty(row_of_pair_TK.shape[0], rows_RD.shape[1], dtype=torch.bfloat16)
     rows_RD, row_of_pair_TK, weights_TK = rows_RD.contiguous(), row_of_pair_TK.contiguous(), weights_TK.contiguous()
     sizes = rows_RD.shape[1], rows_RD.shape[0]

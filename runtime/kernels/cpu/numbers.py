@@ -172,7 +172,7 @@ def loop(function: Any) -> Any:
 
 
 def part(signature: str | list[str]) -> Any:
-    """Compile a function for loops of the same module to call, once for each signature. It takes arrays."""
+    """Return a decorator that compiles a function of arrays, for each signature, for loops of its module to call."""
     return lambda function: _compile(function, signature)
 
 

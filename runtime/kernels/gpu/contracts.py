@@ -154,7 +154,7 @@ def check_low_latency_combine(rows_MZD: Tensor, num_ranks: int, num_slots: int, 
 
 
 def round_up_for_tma(rows: int, element_bytes: int) -> int:
-    """Round `rows` up so that a column of that many elements is a multiple of 16 bytes."""
+    """Return `rows` rounded up, so that a column of that many elements is a multiple of 16 bytes long."""
     step = TMA_BYTES // element_bytes
     return -(-rows // step) * step
 

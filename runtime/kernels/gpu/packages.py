@@ -56,7 +56,7 @@ class Packages:
 
 
 def find_packages(device: torch.device) -> Packages:
-    """Import the packages that are installed and made for this NVIDIA GPU."""
+    """Return the packages that are installed and made for this NVIDIA GPU, imported."""
     arch, _ = torch.cuda.get_device_capability(device)
     gpu = torch.cuda.get_device_name(device)
     return Packages(arch, **{name: _module(name, arch, gpu) for name in ARCHITECTURES})
