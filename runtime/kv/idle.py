@@ -127,7 +127,7 @@ class IdlePages:
             del self._shares[tenant]
 
     def forget(self, page: int) -> None:
-        """Remove a page that loses its hash."""
+        """Remove an idle page that loses its hash, and no longer count it for its tenant."""
         self.remove(page)
         self._count(self.tenant_of[page], -1)
 

@@ -122,7 +122,7 @@ class NixlAgent:
 
 
 class Peer:
-    """Another rank's memory to write to. It is given up after the first failure to reach it or write to it."""
+    """Another rank's memory to write to. The peer is given up after the first failure to reach it or to write."""
 
     def __init__(self, agent: NixlAgent, description: str) -> None:
         """Try to reach the peer with this description."""

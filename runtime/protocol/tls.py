@@ -42,7 +42,7 @@ class Credentials:
     """The certificate, key and authority of one process, as they are now in `folder`."""
 
     def __init__(self, folder: Path, side: Literal["server", "client"]) -> None:
-        """Read the files. Raises RuntimeFailure if they cannot be used."""
+        """Read the files in `folder`. Raises RuntimeFailure if they cannot be used."""
         self._folder, self._side = folder, side
         try:
             self._stamps, self._context = self._look(), self._read()

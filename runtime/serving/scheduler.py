@@ -231,7 +231,7 @@ class Scheduler:
     def _can_allocate(self, request: Request, shared: PageTable) -> bool:
         """Return whether there are pages for a waiting request.
 
-        If none is running, held prefixes give up theirs for it.
+        If no request is running, held prefixes give up their pages for the waiting one.
         """
         while not self.cache.can_allocate(request.table, request.num_tokens, shared):
             if self.running or not self.prefixes.give_way(keep=request.prefix):

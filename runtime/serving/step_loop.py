@@ -195,7 +195,7 @@ class PhaseRunner(ABC, Generic[Arriving]):
     def _add(self, request: Request) -> None:
         """Queue a request, or tell the gateway why this rank cannot compute it.
 
-        The gateway's limits may differ, because it may also serve units of an older launch.
+        The gateway's limits may differ, because the gateway may also serve units of an older launch.
         """
         vocab_size, limit = self._engine.config.vocab_size, self._launch.limits.max_request_tokens
         reason = explain_uncomputable(request.prompt_ids, request.generated, request.sampling, vocab_size, limit)

@@ -204,7 +204,7 @@ def remove_backticks(answers: dict[str, str]) -> dict[str, str]:
 
 
 def chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str) -> dict[str, object]:
-    """Return question, greedy answer and whether the model ended the answer, under these names."""
+    """Return `question`, the greedy `answer`, and whether the model ended it (`ended`), under these keys."""
     answer, ended = greedy(model, tokenizer, tokenize_chat(tokenizer, question))
     return {"question": question, "answer": answer, "ended": ended}
 

@@ -105,7 +105,7 @@ class _Layer:
 
 
 def _take(counts: Counter[int], expert: int) -> bool:
-    """Take one of `expert` out of `counts`. Return whether there was one."""
+    """Lower the count of `expert` by one. Return False if it was 0 already."""
     is_there = counts[expert] > 0
     counts[expert] -= is_there
     return is_there

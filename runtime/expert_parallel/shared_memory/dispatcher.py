@@ -170,7 +170,7 @@ class SharedDispatcher:
         return int(said_W.max())
 
     def _make_buffers(self, num_pairs: int) -> None:
-        """Make buffers larger than needed, so that this is rare: memory that is never written to costs nothing."""
+        """Make buffers for more than `num_pairs`, so that new ones are rare: untouched memory costs nothing."""
         size, slots = self._group.size, self._normal.slots_per_rank
         self._max_pairs = 1 << num_pairs.bit_length()
         shapes = [

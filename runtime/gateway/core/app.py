@@ -336,7 +336,7 @@ def _close_call(generation: Generation, spending: Spending, idempotent: Idempote
 async def _process_body(request: Request, num_bytes: int, work: Callable[[], T]) -> T:
     """Return the result of `work` on a body of `num_bytes`.
 
-    It is never called if the client leaves before it begins.
+    `work` is never called if the client leaves before it begins.
 
     A small body gets no thread: while the event loop is busy, switching threads takes longer than the work.
     """

@@ -116,7 +116,7 @@ class PendingCall:
 
 
 def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
-    """Read the body of /v1/completions. A seed in the body takes precedence over `seed`.
+    """Return the pending call in a body of /v1/completions. A seed in the body takes precedence over `seed`.
 
     Raises ApiError if the body is wrong or asks for what is not supported.
     """
@@ -128,7 +128,7 @@ def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> 
 
 
 def read_chat(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
-    """Read the body of /v1/chat/completions. A seed in the body takes precedence over `seed`.
+    """Return the pending call in a body of /v1/chat/completions. A seed in the body takes precedence over `seed`.
 
     Raises ApiError if the body is wrong or asks for what is not supported.
     """
@@ -136,7 +136,7 @@ def read_chat(raw: bytes, model: ServedModel, seed: int | None = None) -> Pendin
 
 
 def read_chat_document(document: Json, model: ServedModel, seed: int | None = None) -> PendingCall:
-    """Read the body of /v1/chat/completions, already parsed as a JSON object.
+    """Return the pending call in a body of /v1/chat/completions that is already parsed as a JSON object.
 
     Raises ApiError if it is wrong or asks for what is not supported.
     """

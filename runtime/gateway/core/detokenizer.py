@@ -81,7 +81,7 @@ class StopMatcher:
         return pending
 
     def _advance(self, character: str) -> int:
-        """Return the length of the longest stop string that this character completes, or 0."""
+        """Return the length of the longest stop string that this character completes; 0 if none."""
         complete = 0
         for number, (stop, shorter) in enumerate(self._stops):
             matched = self._num_matched[number]

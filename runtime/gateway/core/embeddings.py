@@ -51,7 +51,7 @@ class EmbeddingsRequest:
 
 
 def read_embeddings(raw: bytes, model: ServedModel) -> EmbeddingsRequest:
-    """Read the body of /v1/embeddings. Raises ApiError if the body is wrong or a prompt is too long."""
+    """Return the prompts in a body of /v1/embeddings. Raises ApiError if the body is wrong or a prompt is too long."""
     body = parse_body(raw, EmbeddingsBody)
     check_model(body.model, model)
     if num_prompts(body.input) > MAX_INPUTS:

@@ -35,7 +35,7 @@ class InFlightRequest:
     `deliver` gets its tokens in the order in which the model made them, or its failure.
 
     The request fails if a rank sends a token id outside the vocabulary of `num_token_ids`, a token twice, more tokens
-    than were requested, logprobs that were not, or a prefix hit that is longer than the prompt.
+    than were requested, logprobs that were not requested, or a prefix hit that is longer than the prompt.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ class PrefixIndex:
         return self._free.pop()
 
     def remove_rank(self, place: int) -> None:
-        """Forget the rank with this row."""
+        """Forget the rank whose row in the index is `place`."""
         self._hashes_RBW[place] = self._used_RBW[place] = 0
         self._free.append(place)
 
@@ -153,7 +153,7 @@ class PrefixIndex:
         self._hashes_RBW[place, buckets[number], ways] = self._used_RBW[place, buckets[number], ways] = 0
 
     def forget_unused_since(self, place: int, time: int, hashes: BlockHashes) -> None:
-        """Forget a rank's blocks last used at or before `time`, of the tenant that `hashes` belong to."""
+        """Forget a rank's blocks last used at or before `time` (ns), of the tenant that `hashes` belong to."""
         is_tenants = self._hashes_RBW[place] >> TENANT_SHIFT == hashes[0] >> TENANT_SHIFT
         is_old = is_tenants & (self._used_RBW[place] <= time)
         self._hashes_RBW[place][is_old] = self._used_RBW[place][is_old] = 0

@@ -28,7 +28,7 @@ class ServedTokenizer:
         self._notified: set[Rank] = set()
 
     def check(self, rank: Rank, ranks: Collection[Rank]) -> None:
-        """Refuse a rank that read another file.
+        """Refuse a rank that read another tokenizer.json.
 
         If more units agree with this gateway than not, notify those that disagree.
         """

@@ -65,7 +65,7 @@ class Traces:
     ) -> None:
         """Make the spans of a call that is over.
 
-        `num_tokens` are those of the prompts and of the answers. `started_at` is of time.monotonic.
+        `num_tokens` has the number of prompt tokens and of answer tokens. `started_at` is of time.monotonic.
         """
         from opentelemetry.trace import SpanKind, StatusCode
 

@@ -132,19 +132,19 @@ class LoopOps(RowLoopOps):
     """All compiled loops, each for the sizes at which it is faster than torch."""
 
     def linear(self, x_RD: Tensor, w_OD: Tensor) -> Tensor:
-        """Read the matrix only once, if there are few rows."""
+        """Read the matrix only once if there are few rows; else multiply as the base class does."""
         if 0 < x_RD.shape[0] <= MAX_ROWS:
             return kernels.linear(x_RD, w_OD)
         return super().linear(x_RD, w_OD)
 
     def gated_mlp(self, x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
-        """Make one call instead of five, if there are few rows."""
+        """Make one call instead of five if there are few rows; else compute as the base class does."""
         if 0 < x_RD.shape[0] <= MAX_ROWS:
             return kernels.gated_mlp(x_RD, gate_ID, up_ID, down_DI)
         return super().gated_mlp(x_RD, gate_ID, up_ID, down_DI)
 
     def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
-        """Compute all heads in one call, if there are few requests."""
+        """Compute all heads in one call if there are few requests; else as the base class does."""
         if 0 < q_BHQ.shape[0] <= MAX_ROWS:
             return kernels.absorb_query(q_BHQ, up_XL, rope, value_size)
         return super().absorb_query(q_BHQ, up_XL, rope, value_size)
@@ -158,13 +158,13 @@ class LoopOps(RowLoopOps):
         return super().attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
 
     def up_project_values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
-        """Compute all heads in one call, if there are few requests."""
+        """Compute all heads in one call if there are few requests; else as the base class does."""
         if 0 < context_BHL.shape[0] <= MAX_ROWS:
             return kernels.up_project_values(context_BHL, up_XL, value_size)
         return super().up_project_values(context_BHL, up_XL, value_size)
 
     def gate_logits(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
-        """Multiply the BF16 arguments, and add in FP32."""
+        """Return x w^T, [T, E]: products of BF16 numbers, added in FP32."""
         if 0 < x_TD.shape[0] <= MAX_ROWS:
             return kernels.linear(x_TD, w_ED, torch.float32)
         if x_TD.shape[0] >= MIN_ROWS_OF_A_GATE:
@@ -172,7 +172,7 @@ class LoopOps(RowLoopOps):
         return super().gate_logits(x_TD, w_ED)
 
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """While each slot has few rows, compute all slots in one call."""
+        """Compute all slots in one call if each has few rows on average; else as the base class does."""
         if 0 < rows_RD.shape[0] <= MAX_ROWS_OF_AN_EXPERT * (len(counts) - counts.count(0)):
             kernels.experts_mlp(rows_RD, torch.tensor(counts), gate_up_MXD, down_MDI)
             return rows_RD

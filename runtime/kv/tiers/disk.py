@@ -153,7 +153,7 @@ class DiskTier:
         return True
 
     def _read(self, block_hash: bytes, tenant: bytes, deadline: float) -> Tensor | str:
-        """Return a block's latents, or a text: the reason of the miss."""
+        """Return a block's latents or, if they cannot be read, the reason of the miss."""
         try:
             with self._readers.operation(), self._folder.block(tenant, block_hash) as file:
                 latents = self._make_room(deadline)
