@@ -239,7 +239,7 @@ class LocalDispatcher:
         """Do nothing: there are no other ranks to agree with."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Sort the pairs by slot."""
+        """Sort the pairs by slot. Nothing is sent."""
         counts_M, pair_of_row, row_of_pair = self.ops.sort_by_slot(slots_TK, self.num_slots)
         rows = self.row_format.encode(x_TD).index_select(0, pair_of_row // slots_TK.shape[1])
         sent_W = counts_M.sum(0, keepdim=True)

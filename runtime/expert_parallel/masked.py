@@ -88,7 +88,7 @@ class MaskedDispatcher:
         return Pending(self.traffic.time_wait(arrival.result), close_gaps)
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Send the results back the way the rows came."""
+        """Begin to send the results back to the ranks from which their rows came."""
         way: _ReturnRoute = dispatched.return_route
         rows_RD = results.flatten(0, 1)
         room = torch.empty_like(rows_RD).index_copy_(0, way.arrival_of_row, rows_RD)

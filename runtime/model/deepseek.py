@@ -240,7 +240,7 @@ def _num_tokens(chunks: Sequence[Chunk]) -> int:
 
 
 def _row_function(module: nn.Module) -> Callable[[Tensor], Any] | None:
-    """Return the module's row function; None for modules that do not work by row.
+    """Return the function by which the module computes rows independently; None if it does not.
 
     The last dimension of the module's first parameter is a row's size.
     """

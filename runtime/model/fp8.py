@@ -76,7 +76,7 @@ class Fp8Experts(nn.Module):
         self.down_scales = _scale_parameter(device, num_slots, num_blocks(hidden), num_blocks(intermediate))
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        """Compute each slot's expert for its rows, in BF16: [R, D], or [M, Z, D] for masked rows."""
+        """Return the experts' results in BF16: [R, D], or [M, Z, D] for masked rows."""
         if isinstance(rows, ContiguousRows):
             assert isinstance(rows.rows_RD, Quantised)
             return self.batching.fp8_experts(self.ops, rows.rows_RD, rows.counts, rows.counts_M, self._codes)

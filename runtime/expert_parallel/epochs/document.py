@@ -40,7 +40,7 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Standing:
-    """The epoch that a unit is in. `physical_to_logical` is what its slots hold, each rank's in any order."""
+    """The epoch that a unit is in. `physical_to_logical` is what the unit's slots hold, in any order within a rank."""
 
     number: int
     digest: str

@@ -93,7 +93,7 @@ class IdempotencyKeys:
     def end_request(self, call: IdempotentCall) -> None:
         """Record that one of a key's HTTP requests has ended.
 
-        If it was the last and nothing was computed, forget the key.
+        If the request was the last one and nothing was computed, forget the key.
         """
         call.num_under_way -= 1
         if call.digest is None or call.has_begun or call.num_under_way:
