@@ -160,7 +160,7 @@ class KvSender:
     def put(
         self, outgoing: Outgoing, layer: int, start: int, latent_TC: Tensor, arrived: Callable[[], None] | None = None
     ) -> None:
-        """Queue a request's next rows. If all hold over `max_held_bytes`, the request that holds most fails."""
+        """Queue a request's next rows. If all requests hold over `max_held_bytes`, the largest holder fails."""
         outgoing.put(layer, start, latent_TC, arrived)
         if sum(each.held_bytes for each in self._sending) > self._max_held_bytes:
             slowest = max(self._sending, key=lambda each: each.held_bytes)
