@@ -51,22 +51,22 @@ COSTS = {
 }
 EFFECTS: dict[Verdict, str] = {  # what callers of the service notice while the change is applied
     "no_restart": "no running pod ends",
-    "rolling": "each phase keeps up with its load",
-    "degraded": "a phase falls behind its load",
+    "rolling": "each phase's throughput suffices",
+    "degraded": "a phase's throughput falls short",
     "outage": "a phase serves nobody for a while",
 }
-GATEWAY_SERVES = "a gateway serves at any time"
+GATEWAY_SERVES = "at least one gateway stays up"
 AS_SCHEDULED = "as scheduled, but without kubernetes.controller all units stay on"
 SPEEDS = {
     "tokens_per_day": "tokens asked a day",
-    "highest_load_of_most": "capacity asked at peak",
+    "highest_load_of_most": "peak load, % of capacity",
     "tokens_per_s_per_gpu": "tokens/s of a GPU",
     "ttft_ms": "TTFT in ms",
-    "operating_point.utilisation": "share of time computing at this TTFT",
+    "operating_point.utilisation": "busy time assumed for this TTFT",
     "slo.ttft_ms.promised": "TTFT promised in ms",
     "ttft_promise": "TTFT promise",
     "tpot_ms": "TPOT in ms",
-    "operating_point.requests": "requests of a DP rank at this TPOT",
+    "operating_point.requests": "requests of a DP rank for this TPOT",
     "slo.tpot_ms.promised": "TPOT promised in ms",
     "tpot_promise": "TPOT promise",
 }
@@ -201,7 +201,7 @@ def _experts(change: Change) -> Iterator[str]:
     moves = {phase: each for phase, each in change.experts.phases.items() if each.slots_changed}
     yield from (f"{phase}: {_describe_moves(each)}" for phase, each in moves.items())
     if not moves:
-        yield "no slot changes"
+        yield "no expert moves"
 
 
 def _weights(change: Change) -> Iterator[str]:
@@ -209,7 +209,7 @@ def _weights(change: Change) -> Iterator[str]:
     reads = change.weights
     if reads.units:
         size = "unknown size" if reads.bytes is None else _format_bytes(reads.bytes)
-        yield f"{size}, read from {reads.checkpoint or 'storage'} by {counted(reads.units, 'unit')} as they start"
+        yield f"{size}, read from {reads.checkpoint or 'storage'} to start {counted(reads.units, 'unit')}"
 
 
 def _describe_moves(moves: PhaseMoves) -> str:

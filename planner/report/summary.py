@@ -133,7 +133,7 @@ def _load(report: Report) -> str:
     fits = ", ".join(short) or "it fits in every hour at the expected speed"
     parts = [
         f"as scheduled, {fits}" if _lacks_controller(report) else fits,
-        f"capacity asked at peak: {', '.join(peaks)}",
+        f"peak load, % of capacity: {', '.join(peaks)}",
     ]
     parts += [f"slowest speed: {', '.join(slowest)}"] if slowest else []
     parts += [f"{answered} answered"] if answered else []

@@ -46,7 +46,7 @@ def test_a_warning_in_other_numbers_is_shown_with_both():
 
     assert (worse.after.id, change.warnings.new, change.warnings.gone) == ("W138", (), ())
     assert re.search(r"changed: traffic asks for [\d.]+ -> [\d.]+ times", text)
-    assert f"capacity asked at peak: {format_value(old)} -> {format_value(new)}" in text
+    assert f"peak load, % of capacity: {format_value(old)} -> {format_value(new)}" in text
 
 
 def test_a_latency_is_told_with_the_load_that_it_is_predicted_at():
@@ -57,8 +57,8 @@ def test_a_latency_is_told_with_the_load_that_it_is_predicted_at():
     before, after = compile_plan(spec), compile_plan(change_spec(spec, more))
     text = " ".join(diff_text(compare_plans(before, after)).split())
 
-    assert "capacity asked at peak: no traffic -> " in text
-    assert re.search(r"share of time computing at this TTFT: [\d.]+% -> [\d.]+%", text)
+    assert "peak load, % of capacity: no traffic -> " in text
+    assert re.search(r"busy time assumed for this TTFT: [\d.]+% -> [\d.]+%", text)
 
 
 def test_a_changed_warning_shows_both_numbers_and_no_fix():

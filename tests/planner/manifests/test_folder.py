@@ -230,7 +230,7 @@ def test_the_command_says_what_the_change_does(spec_file, tmp_path, capsys):
         assert main(["render", *call, *words]) == 0
         said.append(capsys.readouterr().out.splitlines()[1:])
 
-    assert said == [[], ["rolling: every unit goes on serving; takes 2 min", "a gateway serves at any time"], []]
+    assert said == [[], ["rolling: every unit goes on serving; takes 2 min", "at least one gateway stays up"], []]
 
 
 DAY = """\

@@ -68,7 +68,7 @@ def test_the_first_lines_answer_what_is_asked(shipped):
     )
     assert lines["load"] == (
         "as scheduled, decode is short for 8.50 h (03:30-04:00, 06:00-06:30, 07:00-07:30, 10:00-11:00, 14:00-17:00, "
-        "20:00-23:00); capacity asked at peak: prefill 58.9% (15:00, 22:00), decode 120.8% (03:30, 06:00); "
+        "20:00-23:00); peak load, % of capacity: prefill 58.9% (15:00, 22:00), decode 120.8% (03:30, 06:00); "
         "slowest speed: prefill 117.8%, decode 241.6%; 99.0% answered"
     )
     assert lines["speed"].endswith("2.6 GB more per GPU would cut decode's imbalance from 1.624 to 1.005")
@@ -213,7 +213,7 @@ def test_traffic_that_fits_is_told_with_the_load_at_the_slowest_speed(shipped):
     line = lines_of(shipped(**{"traffic.input_tokens": 300e9, "traffic.output_tokens": 100e9}))["load"]
 
     assert line.startswith(
-        "as scheduled, it fits in every hour at the expected speed; capacity asked at peak: prefill 29.1% (15:00, "
+        "as scheduled, it fits in every hour at the expected speed; peak load, % of capacity: prefill 29.1% (15:00, "
     )
     assert "slowest speed: prefill 58.1%, decode 143.8%; 100.0% answered" in line
 
