@@ -102,7 +102,10 @@ class Predicted:
 
 @cache
 def _candidate(spec: str) -> Candidate:
-    """Return the candidate of a spec in JSON. Rows that differ in the operating point alone share its expert maps."""
+    """Return the candidate of `spec`, a spec as JSON text.
+
+    Results are cached, so rows whose specs differ only in the operating point share one candidate and its expert maps.
+    """
     return Candidate.of(check_document(parse_document(spec, "spec")))
 
 

@@ -199,9 +199,10 @@ def _never_has_room(plan: Plan) -> bool:
 def _units_needed(
     plan: Plan, phase: Phase, on: Collection[str], share_per_s: float, tokens_per_s: float | None
 ) -> float:
-    """Return how many units at full load the demand needs: `share_per_s` of a day's tokens / `tokens_per_s` of a unit.
+    """Return how many fully loaded units of `phase` can serve `share_per_s` of a day's tokens in each second.
 
-    If the speed is unknown, return the number of units that the plan has `on`.
+    `tokens_per_s` is the rate of a fully loaded unit. If that rate or the traffic is unknown, return the number of the
+    phase's units in `on`, the names of the units that are on.
     """
     if plan.spec.traffic is None or tokens_per_s is None:
         return sum(unit.phase == phase and unit.name in on for unit in plan.units)

@@ -274,7 +274,10 @@ def _report_misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
 
 
 def _find_high_limit(phase: Phase, spec: ResolvedSpec) -> str | None:
-    """Return the field of a limit on steps or requests that is above its default, if the default would fit."""
+    """Return `max_batch_tokens` or `max_requests` if lowering it to its default makes one request fit; else None.
+
+    If lowering either would do, return `max_batch_tokens`.
+    """
     section = spec.phase(phase)
     for field in ("max_batch_tokens", "max_requests"):
         default = PhaseSpec.model_fields[field].default

@@ -80,7 +80,11 @@ def _search_leaves_first(task: Task) -> Assignment:
 def _search(
     task: Task, starts: Iterable[Assignment], tries: int, measure_it: Callable[[Assignment], Objectives]
 ) -> Assignment:
-    """Return the best assignment found in `tries` steps, of equals the latest, so that shakes start from new ones."""
+    """Improve each start, then randomly changed copies of the best assignment (shakes); return the best assignment.
+
+    All of it takes at most `tries` steps. Of equally good assignments the latest is best, so that shakes do not begin
+    from the same assignment again.
+    """
 
     def values(assignment: Assignment) -> list[int]:
         return _values(measure_it(assignment))

@@ -108,7 +108,10 @@ def _phases(plan: Plan) -> Iterator[Row]:
 
 
 def _day(plan: Plan) -> Iterator[Row]:
-    """Yield rows on the states with most and fewest nodes, the controller, and how long each switch of units takes."""
+    """Yield rows on the day's states with most and fewest nodes, the controller, and the time that each switch takes.
+
+    Each state has a row with its hours, each special kind of day a row with its days.
+    """
     day = plan.schedule
     if day is None:
         return

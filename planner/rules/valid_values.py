@@ -68,7 +68,7 @@ class ValidValues:
 
     @cached_property
     def phases(self) -> list[Phase]:
-        """Return the phases that the file has."""
+        """Return the phases that have a section in the file, in the order of PHASES."""
         return [phase for phase in PHASES if phase in self.sections]
 
     @cached_property

@@ -154,7 +154,10 @@ def _switch_costs(top: int, switching: Switching) -> "Costs":
 
 
 def _closing_costs(costs: "Costs", top: int, start_age: int, switch: "Costs") -> "Costs":
-    """Return the day's cost if it ends in each state `[number, age]`; infinite if the first state cannot follow."""
+    """Return the cost of a day that ends in each state, `[number, age]`, and goes back to its first state.
+
+    The first state is `top` units of age `start_age`. The cost is infinite for a state that it cannot follow.
+    """
     import numpy as np  # as above
 
     last = costs.shape[1] - 1

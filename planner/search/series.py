@@ -42,9 +42,10 @@ Series = Iterable[Change] | NumberSeries
 def first_success(
     series: Series, succeeds: Callable[[Change], bool], may_succeed: Callable[[Change], bool] | None = None
 ) -> Change | None:
-    """Return the first change for which `succeeds` is true, or None. A series of numbers is searched by bisection.
+    """Return the first change of `series` for which `succeeds` is true; None if no tried change succeeds.
 
-    `may_succeed` is a cheaper test that is true whenever `succeeds` is. The largest number that passes the cheaper test
+    A NumberSeries is searched by bisection; of any other series at most MAX_TRIES changes are tried. `may_succeed` is a
+    cheaper test that is true whenever `succeeds` is. The largest number of a NumberSeries that passes the cheaper test
     usually succeeds, so that number is tried first.
     """
     if not isinstance(series, NumberSeries):

@@ -235,7 +235,8 @@ def _is_observed(live: Manifest) -> bool:
 def _is_late(unit: Manifest, spec: Mapping[str, Any], now: float) -> bool:
     """Return whether a unit has been starting for longer than the spec's `readySeconds`.
 
-    Until LeaderWorkerSet's controller has seen that the unit is on, its status describes an earlier start.
+    A unit is not late before LeaderWorkerSet's controller has seen that the unit is on, because until then the unit's
+    status describes an earlier start.
     """
     starting = find_condition(unit, "Progressing")
     if starting.get("status") != "True" or not _is_observed(unit):

@@ -105,7 +105,7 @@ def _report_text(content: bytes) -> str:
 
 
 def _mistakes_text(found: _Mistakes) -> str:
-    """Return a line that says the spec is refused, then a line for each mistake, up to `MAX_MISTAKES`."""
+    """Return lines that say that the spec is refused, the first `MAX_MISTAKES` mistakes, and how many follow."""
     lines = ["- refused: there is no plan to compare"]
     for each in found.errors[:MAX_MISTAKES]:
         place = f"{each.file}:{each.line}:{each.column}" if each.line else each.file

@@ -192,9 +192,9 @@ def _find_on_gitlab(repository: Repository, branch: str, into: str, is_open: boo
 
 
 def _find_on_gitea(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
-    """Yield pull requests of `branch`, newest first, from the list of all into `into`.
+    """Yield the open or the closed pull requests from `branch` into `into`, newest first.
 
-    Gitea's search by branch would return only the oldest pull request.
+    All pull requests into `into` are listed, because Gitea's search by branch would return only the oldest one.
     """
     asked = {"base_branch": into, "state": "open" if is_open else "closed"}
     for each in _list_pages(repository, "/pulls", asked):

@@ -178,7 +178,10 @@ def recommend_controller(specs: Mapping[Environment, ResolvedSpec]) -> list[str]
 
 
 def overlay_files(root: Path, environments: Sequence[Environment], kubernetes: KubernetesSpec) -> dict[str, str]:
-    """Return path -> text of the overlays that do not exist yet; `kubernetes` is that section of the spec."""
+    """Return path -> text of each environment's overlay and release file, except files that exist already.
+
+    `kubernetes` is the spec's section, which gives the namespace and the images.
+    """
     texts = {}
     for each in environments:
         if each.release is not None and each.own_overlay is not None:

@@ -20,7 +20,7 @@ def link_refused(path: str) -> CallError:
 
 
 def loads_refused(place: str, option: str, value: str | None, reason: str, fix: str) -> CallError:
-    """Return the error for loads of experts that cannot replace the spec's."""
+    """Return the error for a file of expert loads that cannot replace the spec's `expert_load.file`."""
     rule = "R615 must be a file of loads, to replace the spec's expert_load.file"
     return refused(place, option, value, rule, reason, fix)
 

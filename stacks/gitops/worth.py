@@ -73,7 +73,8 @@ class Worth:
 def weigh_maps(before: Plan, plan: Plan, change: Change, most_hours: float) -> Worth:
     """Compare the gain and the cost of a new plan's expert maps.
 
-    `before` is the plan that runs, with its figures for the new loads, and `change` leads from it to `plan`.
+    `before` is the plan that runs, with its figures for the new loads, and `change` leads from `before` to `plan`. The
+    new maps are worth it if their gain makes up for the restarts within `most_hours`.
     """
     restarting = [each for each in change.units if each.phase in plan.phases and each.change in ENDING_FATES]
     minutes = rollout_minutes(plan, restarting, in_turns=False)

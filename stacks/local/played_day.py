@@ -123,7 +123,10 @@ def read_length(written: str) -> float:
 
 
 def machine_times(num_cores: int, largest_start: int) -> MachineTimes:
-    """Return the seconds that a machine with `num_cores` needs if at most `largest_start` ranks start at once."""
+    """Return the seconds in which a unit starts and drains on a machine with `num_cores`.
+
+    `largest_start` is the largest number of ranks that start at once.
+    """
     return MachineTimes(START_S + START_S_PER_RANK_ON_CORE * largest_start / num_cores, DRAIN_S)
 
 

@@ -82,12 +82,11 @@ def merge_reports(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport
 
 
 def update_unit(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
-    """Return a unit's record with the state of its least advanced rank.
+    """Return a unit's record with the state of its least advanced rank, unless a rank is lost, refused or draining.
 
-    A lost, draining or refused rank takes precedence.
-
-    The end of a draining unit shows in its processes, not here. A unit that restarts keeps the reason of its previous
-    end until it is ready.
+    A lost rank makes the unit failed, but leaves a unit unchanged that is starting, draining, ended or failed: its
+    processes show how it ends. A refused rank makes the unit failed too, a draining one makes it draining. A unit that
+    restarts keeps the reason of its previous end until it is ready.
     """
     states = [rank.state for rank in ranks]
     if "lost" in states:

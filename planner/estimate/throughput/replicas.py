@@ -45,7 +45,10 @@ class BestBalance:
         self.balance, self.most_slots = balance, most_slots
 
     def estimate(self, num_slots: int, num_gpus: int, num_nodes: int, pairs_per_gpu: float) -> Imbalance:
-        """Return a lower bound of `ReplicaBalance.estimate` for any `num_slots` and `num_nodes`."""
+        """Return max/mean loads no higher than `ReplicaBalance.estimate` gives with up to `most_slots` slots.
+
+        `num_slots` and `num_nodes` are ignored, so the bound holds for any.
+        """
         del num_slots, num_nodes
         return self.balance.best(self.most_slots, num_gpus, pairs_per_gpu)
 
@@ -92,7 +95,7 @@ class ReplicaBalance:
 
     @cached_property
     def _variances(self) -> "Floats":
-        """Return the variance by drift of each entry of `_shares`, from one window of traffic to the next."""
+        """Return the variance of each entry of `_shares` as loads drift from one traffic window to the next."""
         variances: Floats = (self._shares * drift(self._shares)) ** 2
         return variances
 

@@ -61,9 +61,10 @@ class CompressedAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return KV with entries of 584 B (448 values in FP8, 64 in BF16, 8 scales), whatever `bytes_per_value`.
+        """Return a request's KV in this layer; `bytes_per_value` is ignored, because entries have a fixed format.
 
-        Pages are padded, so an entry takes 585 B, or 864 B if a page has only two.
+        An entry has 448 values in FP8, 64 in BF16 and 8 scales, 584 B. With its page's padding an entry takes 585 B, or
+        864 B in a page of two entries. The indexer's key adds to that.
         """
         index = self.indexer.kv_bytes_per_token if self.indexer else 0
         entry = self._slot_bytes(PAGE_TOKENS // self.ratio) + index if self.ratio else 0
