@@ -68,7 +68,10 @@ class Arrangement:
         return [each for each in (self._racks, self._powers) if each] if self.task.producers else []
 
     def cells_losing_most(self, goal: Sequence[int]) -> list[int]:
-        """Return the cells of the power domains whose loss stops most units; empty if `goal` allows so many units."""
+        """Return the cells of the power domains whose loss stops most producers; empty if `goal` allows so many.
+
+        `goal` has a bound for each count.
+        """
         powers = self.task.powers
         if self._powers is None or powers is None or not self.task.producers:
             return []
@@ -129,7 +132,7 @@ class _TouchCounter:
             self._places_with[loss + by] += 1
 
     def worst(self) -> int:
-        """Return the largest number of producers in one place."""
+        """Return the largest number of producers that have nodes in one place."""
         return max(loss for loss, places in self._places_with.items() if places)
 
     def loss(self, place: int) -> int:
@@ -138,7 +141,7 @@ class _TouchCounter:
 
 
 class _RackCounter(_TouchCounter):
-    """Counts racks in use too: each by the weights of the states in which one of its units is on."""
+    """Counts the racks in use too, each weighted by the states in which some unit with nodes in the rack is on."""
 
     def __init__(self, task: Task, producers: set[int]) -> None:
         assert task.racks is not None
@@ -183,6 +186,9 @@ class _LeafRackCounter:
 
 
 def _fewest_by_nodes(largest_first: tuple[int, ...], overdrawn: int) -> list[int]:
-    """Return the fewest racks that hold 0, 1, 2 ... nodes, and all racks for up to `overdrawn` more than all nodes."""
+    """Return number of nodes -> the fewest racks that hold so many nodes, from the racks' sizes.
+
+    The list goes on for `overdrawn` more nodes than the racks have, with the number of all racks.
+    """
     racks = [number for number, size in enumerate(largest_first, 1) for _ in range(size)]
     return [0, *racks, *[len(largest_first)] * overdrawn]

@@ -75,7 +75,7 @@ def _explain_unit_sizes(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> s
 
 
 def _explain_unit_counts(spec: ResolvedSpec) -> str:
-    """Return a clause on what sets the number of units if windows follow the traffic; empty if the spec gives it."""
+    """Return a clause on what sets the number of units if windows follow the traffic; empty if windows do not."""
     if not spec.has_windows_of_traffic:
         return ""
     are_counted = any(f"{phase}.units" in spec.document.autos for phase in spec.phases)

@@ -16,14 +16,17 @@ from planner.placement.task import Assignment, Task
 
 
 def fillings(task: Task) -> Iterator[Assignment]:
-    """Yield the assignments worth trying as starts, in both ways and several orders. Kept units stay in place."""
+    """Yield the assignments from which the search starts: for several orders of units, one snug and one in a line.
+
+    Kept units stay in place.
+    """
     for order in _orders(task):
         yield _fill(task, task.kept_assignment, order)
         yield _place_in_line(task, order)
 
 
 def fill_near_previous(task: Task) -> Assignment:
-    """Return an assignment where each unit gets the previous nodes that it needs, and others if it had too few."""
+    """Return an assignment in which each unit gets the previous nodes that it needs, and new nodes for the rest."""
     assignment: list[dict[int, int]] = []
     for unit, had in zip(task.units, task.before, strict=True):
         cells: dict[int, int] = {}
@@ -117,7 +120,7 @@ def _fill_line(
 ) -> None:
     """Add units to `assignment` one after the other, on the free nodes of the cells in `line`.
 
-    `wants` has (unit, number of nodes) for each.
+    `wants` has (unit, number of nodes) for each unit to add, `free_in` the number of free nodes of each cell.
     """
     cells = iter(line)
     free = 0

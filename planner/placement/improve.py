@@ -74,13 +74,16 @@ def _exchanges(arrangement: Arrangement, unit: int, source: int) -> Iterator[lis
 
 
 def _changes_only_names(arrangement: Arrangement, one: int, other: int) -> bool:
-    """Return whether exchanging the cells of the two units would change nothing but names."""
+    """Return whether units `one` and `other` are alike and in one cell each, so that an exchange changes no count."""
     is_whole = len(arrangement.cells_of_unit[one]) == len(arrangement.cells_of_unit[other]) == 1
     return is_whole and arrangement.task.are_alike(one, other)
 
 
 def _swaps(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
-    """Yield swaps of two racks under one leaf: units' power domains change, their number of racks does not."""
+    """Yield exchanges of all units between two cells of equal size under one leaf, in different power domains.
+
+    One cell is in a power domain whose loss stops most units. An exchange changes no unit's number of racks.
+    """
     task = arrangement.task
     for one, other in product(arrangement.cells_losing_most(goal), range(len(task.cells))):
         assert task.powers

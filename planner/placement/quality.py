@@ -86,7 +86,10 @@ def _racks_in_use(task: Task, assignment: Assignment, racks: Places) -> int:
 
 
 def _racks_needed(task: Task, assignment: Assignment) -> int:
-    """Return the racks in use if cells are whole leaves: per leaf the fewest racks that hold its active nodes."""
+    """Return the racks in use if cells are whole leaves, summed over the day's states by their weights.
+
+    Under each leaf a state uses the fewest racks that hold the nodes of its units.
+    """
     value = 0
     for state in task.states:
         nodes: Counter[int] = Counter()
@@ -97,9 +100,10 @@ def _racks_needed(task: Task, assignment: Assignment) -> int:
 
 
 def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Places | None) -> Objective | None:
-    """Return how many units the loss of one of `places` stops, at worst: all units with nodes there.
+    """Return the most producers that the loss of one of `places` stops; None without places or without producers.
 
-    The bound assumes that every unit is in as few places as hold its nodes.
+    A unit stops if it has a node in the lost place. The bound assumes that every unit is in as few places as hold its
+    nodes. `name` is the objective's name, `kind` the word for a place.
     """
     if places is None or not task.producers:
         return None
@@ -111,9 +115,9 @@ def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Plac
 
 
 def _moves(task: Task, assignment: Assignment) -> Objective | None:
-    """Return how many nodes units did not have in the previous plan; giving up a node does not count.
+    """Return how many nodes are new to units of the previous plan; None if no unit has a previous node.
 
-    In each cell, a unit is assumed to take its previous nodes first.
+    Giving up a node does not count. In each cell, a unit is assumed to take its previous nodes first.
     """
     if not task.had_nodes:
         return None

@@ -47,7 +47,10 @@ class Room:
         self.free[cell] -= count
 
     def take_snug(self, num_nodes: int) -> dict[int, int]:
-        """Take `num_nodes` free nodes: of the leaf with least room that is enough, else of as few leaves as can be."""
+        """Take `num_nodes` free nodes under as few leaves as possible; return cell -> number of nodes taken.
+
+        If one leaf has enough room, the nodes come from the leaf with the least room that is enough.
+        """
         chosen: dict[int, int] = {}
         while num_nodes:
             leaf = _snuggest(self._leaves, num_nodes)
@@ -57,7 +60,10 @@ class Room:
         return chosen
 
     def take_near(self, cells: Iterable[int], num_nodes: int) -> dict[int, int]:
-        """Take `num_nodes` free nodes: in the racks of `cells`, then under their leaves, then anywhere."""
+        """Take `num_nodes` free nodes near `cells`; return cell -> number of nodes taken.
+
+        The nodes come from the racks of `cells`, then from the leaves above `cells`, then from anywhere.
+        """
         chosen: dict[int, int] = {}
         shelves = dict.fromkeys(self._shelf_of[cell] for cell in cells)
         for shelf in shelves:
@@ -67,13 +73,16 @@ class Room:
         return chosen | self.take_snug(num_nodes - sum(chosen.values()))
 
     def take_from(self, cell: int, num_nodes: int) -> dict[int, int]:
-        """Take `num_nodes` free nodes: of `cell` first, then near it."""
+        """Take `num_nodes` free nodes of `cell`, and the rest near `cell`; return cell -> number of nodes taken."""
         first = {cell: min(num_nodes, self.free[cell])}
         self.take(cell, first[cell])
         return first | self.take_near(first, num_nodes - first[cell])
 
     def _take_under(self, leaf: int, num_nodes: int) -> dict[int, int]:
-        """Take free nodes of `leaf`: of the rack with the least room that is enough, else of racks with most room."""
+        """Take `num_nodes` free nodes under `leaf`; return cell -> number of nodes taken.
+
+        The nodes come from the rack with the least room that is enough, else from the racks with most room.
+        """
         chosen: dict[int, int] = {}
         while num_nodes:
             shelf = _snuggest(self._shelves[leaf], num_nodes)

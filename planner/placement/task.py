@@ -121,7 +121,7 @@ class Task:
 
     @cached_property
     def states_on(self) -> tuple[int, ...]:
-        """The states in which each unit is on, as bits: unit -> bits."""
+        """Unit -> the states in which the unit is on, as a bit mask: bit s is set for state s."""
         return tuple(
             sum(1 << number for number, state in enumerate(self.states) if unit in state.units)
             for unit in range(len(self.units))
@@ -143,7 +143,7 @@ class Task:
 
     @cached_property
     def _first_alike(self) -> tuple[int, ...]:
-        """The number of the first unit that is interchangeable with each unit: unit -> unit."""
+        """Unit -> the unit with the lowest number among those that are interchangeable with the unit."""
         numbers: dict[tuple[Phase, int, int, int], int] = {}
         return tuple(
             numbers.setdefault(
@@ -198,7 +198,7 @@ def _places(cells: Sequence[Cell], name: Callable[[Cell], str]) -> Places | None
 
 
 def fewest_places(largest_first: Sequence[int], num_nodes: int) -> int:
-    """Return the smallest number of places that together hold `num_nodes`, from their sizes."""
+    """Return the smallest number of places that together hold `num_nodes`; `largest_first` has the places' sizes."""
     held = 0
     for number, size in enumerate(largest_first):
         if held >= num_nodes:

@@ -74,7 +74,7 @@ def derive_days(
 
 
 def demand_from_units(profile: Sequence[float], units: float, capacity: float | None = None) -> tuple[float, ...]:
-    """Return the demand of each profile entry in units, if `units` just serve an entry of size `capacity`.
+    """Return each profile entry's demand as a number of units, if an entry of size `capacity` takes `units` units.
 
     `capacity` defaults to the largest entry, which must be above 0.
     """
@@ -83,18 +83,21 @@ def demand_from_units(profile: Sequence[float], units: float, capacity: float | 
 
 
 def demand_from_rate(profile: Sequence[float], tokens_per_day: float, tokens_per_s: float) -> tuple[float, ...]:
-    """Return the demand of each profile entry in units, if one unit serves `tokens_per_s`."""
+    """Return each profile entry's demand as a number of units, if one unit serves `tokens_per_s`.
+
+    The `tokens_per_day` are spread over the entries in proportion to `profile`.
+    """
     total, entry_s = fsum(profile) or 1.0, DAY_S / len(profile)
     return tuple(tokens_per_day * demand / total / entry_s / tokens_per_s for demand in profile)
 
 
 def round_up_units(asked: float, floor: int) -> int:
-    """Return the whole number of units for a demand of `asked` units, at least `floor`."""
+    """Return how many whole units serve a demand of `asked` units, at least `floor`."""
     return max(floor, ceil(asked - ROUNDING))
 
 
 def _best_units(needed: Sequence[Sequence[int]], switching: Switching) -> Sequence[Sequence[int]]:
-    """Return the best number of units of a phase, [kind of day][slot], if at least `needed` must be on."""
+    """Return how many units of a phase are on, [kind of day][slot]: at least `needed`, with the fewest unit-slots."""
     return [solve_day(needed[0], switching)] if len(needed) == 1 else solve_days(needed, switching)
 
 
@@ -108,7 +111,7 @@ def _switching(schedule: ScheduleSpec, slot_minutes: int) -> Switching:
 
 
 def _units_needed(schedule: ScheduleSpec, phase: Phase, demands: Sequence[float], num_slots: int) -> list[int]:
-    """Return the units of `phase` that each slot needs. `demands` has each profile entry's demand, in units."""
+    """Return how many units of `phase` each slot needs. `demands` has each profile entry's demand, in units."""
     floor, capacity = schedule.min_units.of(phase), 1 + schedule.headroom
     entries = [round_up_units(units * capacity, floor) for units in demands]
     return [max(entries[_entries_in(slot, num_slots, len(entries))]) for slot in range(num_slots)]

@@ -70,7 +70,10 @@ def solve_day(needed: Sequence[int], switching: Switching) -> tuple[int, ...]:
 
 
 def solve_days(needed: Sequence[Sequence[int]], switching: Switching) -> list[tuple[int, ...]]:
-    """Return the number of units on, [kind of day][slot], for kinds of day that may follow each other in any order."""
+    """Return the number of units on, [kind of day][slot]: at least `needed`, with the fewest unit-slots.
+
+    Kinds of day may follow each other in any order, so all begin with the same number of units, the least possible.
+    """
     most = max(map(max, needed))
     least = max(max(day[: switching.stay]) for day in needed)
     while least < most:
@@ -82,9 +85,9 @@ def solve_days(needed: Sequence[Sequence[int]], switching: Switching) -> list[tu
 
 
 def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching) -> list[int] | None:
-    """Return the best day that begins with `first` units for `stay` slots and that any day can follow, else None.
+    """Return the units on in each slot of the best day that begins with `first` units; None if there is no such day.
 
-    `first` units must be enough for these first slots.
+    The `first` units are on for `stay` slots, and must be enough for them. Any kind of day can follow.
     """
     import numpy as np  # `validate` must not wait for it
 
@@ -102,7 +105,10 @@ def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching)
 
 
 def _best_from_peak(needed: Sequence[int], start_age: int, switching: Switching) -> tuple[float, list[int]] | None:
-    """Return cost and numbers of units of the best day whose first number has age `start_age`; None if none can."""
+    """Return the best day that begins at the peak slot: its unit-slots, and the number of units on in each slot.
+
+    In the first slot the number of units has the age `start_age`. Returns None if no day leads back to that age.
+    """
     import numpy as np  # as above
 
     top, ages = needed[0], min(switching.stay, len(needed))
@@ -116,9 +122,10 @@ def _best_from_peak(needed: Sequence[int], start_age: int, switching: Switching)
 
 
 def _walk(needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Costs") -> tuple[list["Costs"], "Costs"]:
-    """Return the least costs `[number, age]` before each slot of `needed`, and the least costs after the last slot.
+    """Return the least cost of each state, `[number, age]`, before each slot of `needed`; and after the last slot.
 
-    The walk begins in the state `start`, a number and its age; the cost of that slot is included.
+    A state is a number of units and the age of that number. Costs are in unit-slots, and include one slot in `start`,
+    the state before the first slot of `needed`.
     """
     import numpy as np  # as above
 
@@ -172,7 +179,7 @@ def _closing_costs(costs: "Costs", top: int, start_age: int, switch: "Costs") ->
 
 
 def _walk_back(history: "Sequence[Costs]", costs: "Costs", state: tuple[int, int], switch: "Costs") -> list[int]:
-    """Return the number of units in every slot of the cheapest day that ends in `state`: a number and its age."""
+    """Return the number of units on in every slot of the cheapest day that ends in `state`, a number and its age."""
     (number, age), last = state, costs.shape[1] - 1
     on = [number]
     for before in reversed(history):

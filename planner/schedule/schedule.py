@@ -173,7 +173,7 @@ def _plan_steps(spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit]) -> tu
 
 
 def _racks(spec: Spec) -> dict[str, set[str]]:
-    """Return the node names of each rack that can become free: named racks without spares and unusable nodes."""
+    """Return rack -> names of its nodes, for racks that can become free: named, without spares and unusable nodes."""
     racks: dict[str, set[str]] = {}
     kept = set()
     for node in nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations):

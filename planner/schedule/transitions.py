@@ -107,7 +107,10 @@ def plan_stages(windows: Sequence[Window], times: StartTimes, warm_up: float) ->
 
 
 def nodes_taken(nodes: Mapping[str, int], states: Sequence[State], transitions: Sequence[Transition]) -> float:
-    """Return the mean number of nodes in use over the day, by units that serve, warm up or drain."""
+    """Return the mean number of nodes over the day that units use while they serve, warm up or drain.
+
+    `nodes` has unit -> number of its nodes.
+    """
     ever = {unit for state in states for unit in state.units}
     return sum(nodes[unit] for unit in ever) - sum(each.freed_node_hours for each in transitions) / 24
 
@@ -129,7 +132,7 @@ def _freed(ordered: Sequence[State], index: int, unit: str, nodes: int, schedule
 
 
 def _off_minutes(ordered: Sequence[State], index: int, unit: str) -> int:
-    """Return the minutes for which `unit` is off after it stops at state `index`; a whole day if it never starts."""
+    """Return the minutes for which `unit` is off after state `index` stops it; a whole day if no state starts it."""
     for ahead in range(1, len(ordered)):
         state = ordered[(index + ahead) % len(ordered)]
         if unit in state.units:
