@@ -49,12 +49,15 @@ class Line(Part):
 
     @property
     def judged(self) -> float | None:
-        """Return the error that counts: without constants from the row's own source."""
+        """Return the error that judges the row: `left_out_error`, or `error` if the row's source gave no constant."""
         return self.error if self.left_out_error is None else self.left_out_error
 
     @property
     def is_inside(self) -> bool | None:
-        """Return whether the measured figure is in the predicted range; None without a range, or if it gave one."""
+        """Return whether the measured figure is in the predicted range.
+
+        Returns None if there is no range, or if the row gave its engine a constant.
+        """
         return None if self.low is None or self.high is None or self.fits else self.low <= self.measured <= self.high
 
 
@@ -81,12 +84,12 @@ class Board(Part):
 
     @property
     def median_error(self) -> float:
-        """Return the median error of all predicted speeds."""
+        """Return the median absolute error of all predicted speeds."""
         return median(abs(each.judged) for each in _speeds(self.lines) if each.judged is not None)
 
     @property
     def share_inside(self) -> float:
-        """Return the share of the predicted speeds whose range has what was measured."""
+        """Return the share of speeds with a predicted range in which the measured speed lies; see `Line.is_inside`."""
         inside = [each.is_inside for each in _speeds(self.lines) if each.is_inside is not None]
         return sum(inside) / len(inside)
 
@@ -94,7 +97,7 @@ class Board(Part):
 def make_board(own: Sequence[PublishedRow] = ()) -> Board:
     """Return the board of all published rows and of a user's `own`.
 
-    Raises SpecError if a row's spec breaks rules, and CallError if it does not say what was measured.
+    Raises SpecError if a row's spec breaks rules, and CallError if the spec has an `auto` or lacks the row's phase.
     """
     lines = (*_published_lines(), *(line for row in own for line in _lines(Predicted(row), None)))
     return Board(lines=lines, groups=tuple(_groups(lines)))
@@ -109,7 +112,10 @@ def _published_lines() -> tuple[Line, ...]:
 
 
 def _lines(each: Predicted, without: Mapping[str, Any] | None) -> Iterable[Line]:
-    """Yield a line for each measured figure. `without` has the engines' constants without the row's source."""
+    """Yield a line for each measured figure of a row.
+
+    `without` has the engines' constants fitted without the row's source; None if the source gave no constant.
+    """
     found = each.estimates()
     left_out: Mapping[Figure, Estimate] = {}
     if without is not None:

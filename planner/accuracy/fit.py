@@ -26,12 +26,12 @@ BOUNDS = {"between_us": (0.0, 200.0), "beside": (1.0, 2.0), "skew_us": (0.0, 100
 
 
 def engines_document(rows: Sequence[Predicted]) -> dict[str, Any]:
-    """Return `engines.json` as all `rows` give it."""
+    """Return the content of `engines.json`, with constants fitted to all `rows`."""
     return {"written_by": "python -m tests.docs", **fit(rows)}
 
 
 def fit(rows: Sequence[Predicted]) -> dict[str, Any]:
-    """Return the engines' constants that `rows` give, in the form of `engines.json`."""
+    """Return the engines' constants fitted to `rows`, in the form of `engines.json`."""
     document: dict[str, Any] = deepcopy({key: KNOWN[key] for key in ("defaults", "engines")})
     given: set[str] = set()
     values: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
@@ -53,7 +53,10 @@ def fit(rows: Sequence[Predicted]) -> dict[str, Any]:
 
 
 def _solve(each: Predicted, constant: str, document: dict[str, Any]) -> float:
-    """Return the constant with which a row is predicted as measured, by halving; a larger one makes it slower."""
+    """Return the value of `constant` with which a row's throughput is predicted as it was measured.
+
+    Bisection finds the value, because a larger value predicts a lower throughput.
+    """
     low, high = BOUNDS[constant]
     for _ in range(50):
         middle = (low + high) / 2
@@ -62,7 +65,7 @@ def _solve(each: Predicted, constant: str, document: dict[str, Any]) -> float:
 
 
 def _factor(each: Predicted, document: dict[str, Any]) -> float:
-    """Return measured over predicted throughput. Of all else the engine is taken to be like any other."""
+    """Return a row's measured throughput over the throughput that is predicted without a factor."""
     return round(_measured(each) / _rate_with(each, "factor", 1.0, document), 4)
 
 
@@ -75,9 +78,10 @@ def _rate_with(each: Predicted, constant: str, value: float, document: dict[str,
 
 
 def _set_constant(own: dict[str, Any], constant: str, phase: str, value: float) -> None:
-    """Write a constant as `engines.json` has it.
+    """Write a constant into `own`, the engine's section of `engines.json`.
 
-    Routing is as uneven in mixed units as in prefill. In decode what is uneven is in the wait for the slowest rank.
+    `imbalance` is written for prefill and mixed units, whose routing is equally uneven. In decode, the wait for the
+    slowest rank covers uneven routing.
     """
     if constant == "imbalance":
         own[constant] = dict.fromkeys(("prefill", "mixed"), value)

@@ -28,15 +28,15 @@ POINT = "operating_point"
 
 @dataclass(frozen=True)
 class Predicted:
-    """A row and what is predicted of it, on its engine or on one with other constants."""
+    """A row of measurements and its predictions, on the row's engine or on an engine with other constants."""
 
     row: PublishedRow
 
     @property
     def candidate(self) -> Candidate:
-        """The candidate of the row's spec at any operating point.
+        """The candidate of the row's spec without the operating point.
 
-        Raises SpecError if the spec breaks rules, and CallError if it has no numbers or no such phase to predict.
+        Raises SpecError if the spec breaks rules, and CallError if the spec has an `auto` or lacks the row's phase.
         """
         candidate = _candidate(json.dumps({key: value for key, value in self.row.spec.items() if key != POINT}))
         if path := next(undecided_in(candidate.spec), None):
@@ -69,7 +69,7 @@ class Predicted:
         return self._outlook.why_not
 
     def case(self, engine: EngineModel | None = None) -> Case:
-        """Return the speed model's input, on the row's engine or on another."""
+        """Return the speed model's input for the row, on the row's engine or on `engine` if given."""
         case = self._outlook.case
         assert case is not None
         case = replace(case, engine=case.engine if engine is None else engine.on(self.gpu))
@@ -78,7 +78,10 @@ class Predicted:
         return replace(case, imbalance=Imbalance(), engine=replace(case.engine, imbalance={}))
 
     def estimates(self, engine: EngineModel | None = None) -> dict[Figure, Estimate]:
-        """Return the measured figures as they are predicted, without those that cannot be."""
+        """Return measured figure -> its prediction, on the row's engine or on `engine` if given.
+
+        Figures that cannot be predicted are left out.
+        """
         found = ((name, self._estimate(name, engine)) for name in self.row.measured)
         return {name: estimate for name, estimate in found if estimate is not None}
 

@@ -49,7 +49,7 @@ Constant = Literal["between_us", "beside", "skew_us", "imbalance", "factor", "ut
 
 
 class _Row(Part):
-    """A row as a file has it."""
+    """A row of measurements as a file has it; `PublishedRow` adds the file's source."""
 
     name: str
     phase: Phase
@@ -86,7 +86,7 @@ def published_rows() -> tuple[PublishedRow, ...]:
 
 
 def read_rows(path: Path) -> tuple[PublishedRow, ...]:
-    """Return the rows of the file at `path`. Raises CallError or SpecError if it has another form."""
+    """Return the rows of the file at `path`. Raises CallError or SpecError if the file is unreadable or malformed."""
     try:
         content = read_file(path, MAX_BYTES)
     except OSError as error:

@@ -59,7 +59,7 @@ def check_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[F
 
 
 def _inherited_fields(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
-    """Return the operating point's fields that the spec sets elsewhere: drafts, cache hit rate and cache read rate."""
+    """Return the operating point's fields that the spec sets elsewhere, as field -> value: drafts and cache rates."""
     drafts, traffic = spec.written.draft_tokens, spec.written.traffic
     accepted = spec.written.operating_point.acceptance_rate
     if accepted is None:
@@ -73,7 +73,10 @@ def _inherited_fields(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
 
 
 def _output_tokens(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any]) -> dict[str, float]:
-    """Return `output_tokens` of mixed units: from the traffic's ratio, or twice the mean KV beyond the prompt."""
+    """Return field -> value of mixed units' `output_tokens`; empty for other phases.
+
+    The value follows from the traffic's ratio or, without traffic, is twice the mean KV beyond the prompt.
+    """
     traffic, prompt = spec.written.traffic, numbers.get("prompt_tokens")
     if phase != "mixed" or prompt is None:
         return {}

@@ -148,7 +148,10 @@ def _phase_uptime(spec: ResolvedSpec, asked: UptimeSpec, layout: PhaseLayout) ->
 
 
 def _node_failures_per_hour(spec: ResolvedSpec, asked: UptimeSpec, layout: PhaseLayout) -> float:
-    """Return how often per hour a part of a node that a unit uses fails. A unit may use only some of a node's GPUs."""
+    """Return the failures per hour of one node as a unit sees them: of the node, and of the GPUs and NICs in use.
+
+    A unit may use only some of a node's GPUs. With `uptime.mtbf` all failures are in that figure.
+    """
     if asked.mtbf is not None:
         return HOUR_S / asked.mtbf
     gpus = min(layout.ep_size, spec.cluster.gpus_per_node)

@@ -34,7 +34,7 @@ def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
 
 
 def split_by_node(loads_LE: Floats, sizes: Sizes, groups_LMP: Ints) -> tuple[Ints, Floats, Sizes]:
-    """Split the problem into one per node: each node's experts and their loads, `[L, M, E / M]`, and its sizes.
+    """Return each node's experts and their loads, `[L, M, E / M]` each, and the sizes of one node's own problem.
 
     `groups_LMP` has the groups on each node, `[L, M, P]`.
     """

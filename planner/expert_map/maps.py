@@ -244,11 +244,13 @@ def _retry_layers(
 
 
 def _repack(loads_LE: Floats, sizes: Sizes, slots_LGS: Ints) -> Ints:
-    """Pair the replicas of a map with two slots per GPU anew: the heaviest with the lightest, and so on.
+    """Return a map with two slots per GPU whose replicas are paired anew: the heaviest with the lightest, and so on.
 
-    Of all pairings this one leaves the least load on the fullest GPU, and on the two, three and more fullest together:
-    of any four replicas, the heaviest with the lightest and the other two are the most even pairs. The less load the
-    fullest GPUs have, the fewer slots change when loads drift.
+    A layer stays as it is if new pairs would make its fullest GPU fuller.
+
+    Of all pairings, the heaviest with the lightest leaves the least load on the fullest GPU, and on the two, three and
+    more fullest together: of any four replicas, the heaviest with the lightest and the other two are the most even
+    pairs. The less load the fullest GPUs have, the fewer slots change when loads drift.
     """
     pairs_LGS, _ = native.pack(loads_LE, sizes, replicas_LE=count_replicas(slots_LGS, loads_LE.shape[1]))
     fullest_L = [native.gpu_loads(loads_LE, each).max(axis=1) for each in (pairs_LGS, slots_LGS)]

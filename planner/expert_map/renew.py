@@ -101,7 +101,7 @@ def keep_or_replace(
 
 
 def _meets_constraints(problem: Problem, slots_LGS: Ints, keeps_groups_whole: bool) -> Flags:
-    """Return for each layer, `[L]`, whether it has what is required: experts in two failure domains, whole groups."""
+    """Return whether each layer's map meets the constraints, `[L]`: experts in two failure domains, whole groups."""
     is_covered_L = [not problem.domains or not count_uncovered([row], problem.domains) for row in as_rows(slots_LGS)]
     is_whole_L = not keeps_groups_whole or _groups_are_whole(slots_LGS, problem.sizes, problem.mean_loads.shape[1])
     return np.array(is_covered_L) & is_whole_L
@@ -118,7 +118,7 @@ def _match_all(problem: Problem, fresh_LGS: Ints, previous_LGS: Ints, within_nod
 
 
 def _search_near(problem: Problem, start_LGS: Ints, target_L: Floats, may_split: bool, within_nodes: bool) -> Ints:
-    """Search a map near the start, slots `[L, G, S]`. If groups may be split, experts off their home node cost more."""
+    """Return a map near the start, slots `[L, G, S]`. If groups may be split, experts off their home node cost more."""
     may_spill = may_split and problem.is_plain
     prices_LEG = 1 - _find_holders(problem, start_LGS).astype(np.uint8)
     if may_spill:

@@ -76,7 +76,7 @@ def _hot_together(generator: random.Random, num_layers: int, num_experts: int, n
 
 
 def _mix(correlation: float, normals: Sequence[float], fresh: Sequence[float]) -> list[float]:
-    """Return normal variables that have `correlation` to `normals`, made by mixing these with `fresh` ones."""
+    """Return a mix of `normals` and independent `fresh` variables: normal, and with `correlation` to `normals`."""
     rest = sqrt(1 - correlation**2)
     return [correlation * one + rest * other for one, other in zip(normals, fresh, strict=True)]
 

@@ -103,7 +103,10 @@ def _outages(days: "Floats", weekdays: "NDArray[np.int_]") -> "NDArray[np.bool_]
 
 
 def _growth(logs: "Floats", ages: "Floats") -> "Floats":
-    """Return the growth of log demand from each past day to the day of the forecast, `[days]`."""
+    """Return the growth of log demand from each past day to the day of the forecast, `[days]`.
+
+    `logs` is log demand, `[days, entries]`, and `ages` the number of days from each past day to the forecast's.
+    """
     import numpy as np  # as above
 
     level = {int(age): float(np.nanmean(row)) for age, row in zip(ages, logs, strict=True)}
@@ -113,7 +116,10 @@ def _growth(logs: "Floats", ages: "Floats") -> "Floats":
 
 
 def _fit_centre(levelled: "Floats", of_weekday: "NDArray[np.bool_]") -> "Floats":
-    """Return a weekday's mean log demand in each entry, with a shape shrunk towards that of all days."""
+    """Return a weekday's mean log demand, `[entries]`, with its shape over the day shrunk towards that of all days.
+
+    `levelled` is log demand with each day's growth added, `[days, entries]`; `of_weekday` marks the weekday's days.
+    """
     import numpy as np  # as above
 
     pooled: Floats = np.nanmean(levelled, axis=0)
@@ -127,7 +133,10 @@ def _fit_centre(levelled: "Floats", of_weekday: "NDArray[np.bool_]") -> "Floats"
 
 
 def _widen_residuals(residuals: "Floats", pooled: float) -> "Floats":
-    """Return residuals scaled up to a new day's: past days' are smaller, because the centre was fitted to them."""
+    """Return residuals scaled up to those of a new day.
+
+    Residuals of past days are smaller than those of a new day, because the centre was fitted to the past days.
+    """
     days = len(residuals)
     share = 1 / (days + pooled)  # weight of each day in its own centre
     widened: Floats = residuals * ((1 + share) / (1 - share)) ** 0.5 if days > 1 else residuals

@@ -46,7 +46,7 @@ AS_DEEPSEEK_V3 = Gate()
 def reach_probability(served_LGP: "Floats", gate: Gate) -> "Floats":
     """Return the probability that a token goes to each place, a GPU or a node, `[L, P]`.
 
-    `served_LGP` is how much of each group's load each place serves, `[L, groups, P]`.
+    `served_LGP` is the load of each group that each place serves, `[L, groups, P]`.
     """
     import numpy as np  # `validate` must not wait for it
 

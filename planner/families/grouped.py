@@ -40,7 +40,7 @@ class GroupedShapes(Shapes):
         yield explain_uneven("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", heads)
 
     def attention(self, index: int) -> Attention:
-        """Return the attention of layer `index`; it is the same for all."""
+        """Return the attention of layer `index`, which is the same for all layers."""
         return self.grouped()
 
     def grouped(self, **more: Any) -> GroupedAttention:

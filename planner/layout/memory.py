@@ -199,7 +199,7 @@ def kv_bytes(num_tokens: int, bytes_per_token: int, fixed_bytes: int) -> int:
 def static_fraction(engine: EngineName, weight_bytes: int, kv_bytes: int, gpu_bytes: int) -> float:
     """Return the share of a GPU's memory for weights and KV, which SGLang calls static, rounded up to four digits.
 
-    For SGLang it is a share of the memory that is free before weights are loaded, which is assumed to be all memory but
+    For SGLang the share is of the memory that is free before weights are loaded, which is assumed to be all memory but
     the reserve. SGLang finds at least as much free, so all of the planned KV has room.
     """
     free = gpu_bytes - (RESERVE_BYTES if engine == "sglang" else 0)
@@ -223,13 +223,13 @@ def node_bytes(weights_bytes: int, routed_bytes: int, ep_size: int, attention_tp
 
 
 def pod_host_bytes(spec: Spec, phase: Phase, ranks_per_node: int) -> int | None:
-    """Return the host memory that a pod of `phase` needs at least; None if its ranks keep no KV there."""
+    """Return the bytes of host memory that a pod of `phase` needs; None if its ranks keep no KV in host memory."""
     kept = spec.kv_cache.memory
     return None if kept is None or phase not in KEEPS_KV else ranks_per_node * (kept + PROCESS_BYTES)
 
 
 def staging_bytes(spec: ResolvedSpec, layout: PhaseLayout) -> int | None:
-    """Return the bytes that a rank needs while its unit changes its map in service; None where units restart for it."""
+    """Return the bytes that a rank needs while its unit changes its map in service; None if units restart instead."""
     is_live = spec.written.engine_name == OURS and spec.gpu_of(layout.phase).device == "cpu"
     if not is_live or layout.ep_size == 1:
         return None

@@ -84,7 +84,10 @@ def core_attention_can_be_fp8(c: ValidValues, phase: Phase) -> Iterator[Finding]
 def attention_sizes(
     ep_size: int | None, gpus_per_node: int | None, model: Model | None, largest: int | None = None
 ) -> list[int]:
-    """Return the sizes of attention groups that fit unit, node and heads, up to `largest`. None: unknown, no limit."""
+    """Return the sizes of attention groups, ascending, that fit a unit, its nodes and the heads, up to `largest`.
+
+    An argument that is None sets no limit, because its value is unknown or there is none.
+    """
     return [
         size
         for size in range(1, min(MAX_ATTENTION_TP, largest or MAX_ATTENTION_TP) + 1)

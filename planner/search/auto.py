@@ -85,7 +85,7 @@ class Choice:
 
 
 def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[Choice]:
-    """Yield `spec` as decided with `former` sizes of units: the choices that meet the SLO and the traffic."""
+    """Yield the choices for `spec` that adopt `former` sizes of units, and meet the SLO and the traffic."""
     for sizes in _former_sizes(spec, former):
         try:
             choice = decide(spec, sizes)
@@ -154,7 +154,7 @@ def decide(spec: ResolvedSpec, former: Former | None = None) -> Choice:
 
 
 def _merge_decisions(decisions: Sequence[Decision], later: Sequence[Decision]) -> list[Decision]:
-    """Append `later` to `decisions`, dropping earlier decisions about the same fields."""
+    """Return `decisions` followed by `later`, without earlier decisions about the same fields."""
     decided = {each.path for each in later}
     return [*(each for each in decisions if each.path not in decided), *later]
 

@@ -98,9 +98,9 @@ class Demand:
 
 
 def traffic_demand(spec: ResolvedSpec) -> Demand | None:
-    """Return the busiest hour's demand if it decides `auto` units; else None.
+    """Return the busiest hour's demand if the demand decides `units: auto`; else None.
 
-    It decides them with `cluster.nodes: auto` or `schedule.windows: auto`.
+    The demand decides units if `cluster.nodes` or `schedule.windows` is `auto` too.
     """
     free = [phase for phase in spec.phases if is_undecided(spec.phase(phase).units)]
     is_counted, traffic, day = is_undecided(spec.cluster.nodes), spec.written.traffic, spec.written.schedule

@@ -107,7 +107,7 @@ class _Goal:
 
 @dataclass(frozen=True)
 class _CheckedCandidate:
-    """A changed candidate that remembers whether the rules accept it, so that they check it once."""
+    """A changed candidate that remembers whether the rules accept it, so that the rules run once."""
 
     candidate: Candidate
 
@@ -163,9 +163,10 @@ class _Search:
         return [FULL_SHARE, USUAL_SHARE] if self.short else [ONE_REQUEST]
 
     def _offers(self, row: Sequence[Relaxation], share: float) -> Iterator[Change]:
-        """Yield the first change of each series that makes the spec feasible with KV for `share`.
+        """Yield the first change of each series of `row` that makes the spec feasible with enough KV.
 
-        Values that the spec has already are left out of the change.
+        `share` is the wanted KV over the KV that all requests take at full length. Values that the spec has already are
+        left out of the change.
         """
         data, seen = self.spec.document.data, []
         for change in self._first_successes(row, _Goal(self.short, share)):
@@ -175,9 +176,9 @@ class _Search:
                 yield {**new, **self.extra_nodes, **new}
 
     def _joint_changes(self, relaxations: Sequence[Relaxation], share: float) -> Iterator[Change]:
-        """Join the first change that gives each short phase KV for `share`.
+        """Yield one change that joins the first changes that give each of several short phases enough KV.
 
-        Yield the joint change if it makes the whole spec feasible.
+        `share` is as in `_offers`. Nothing is yielded unless the joint change makes the whole spec feasible.
         """
         changes: dict[str, Any] = {}
         for phase in self.short if len(self.short) > 1 else ():
@@ -243,9 +244,9 @@ class _Search:
         return self._decide_again(change) if self.is_peak_short else self.start.with_change(change)
 
     def _complete_change(self, change: Change) -> Change:
-        """Extend `change` so that it still helps when the planner decides the original spec again.
+        """Return `change`, extended if needed so that it still helps when the planner decides the original spec again.
 
-        It may also have to write the sizes that `auto` became, or more nodes for windows that follow the traffic.
+        An extension writes the sizes that `auto` became, or more nodes for windows that follow the traffic.
         """
         sizes = self._auto_sizes()
         if self.is_peak_short or not (sizes or self.spec.has_windows_of_traffic):

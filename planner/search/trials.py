@@ -171,10 +171,10 @@ def _rate(found: AcceptedLayout | RejectedLayout) -> float:
 
 
 def _rate_bound(found: AcceptedLayout | RejectedLayout, *, are_free: bool) -> float:
-    """Return the tokens/s per node that this layout cannot exceed with any balance; infinity if unknown.
+    """Return the tokens/s per node that a layout cannot exceed with any balance of load; infinity if unknown.
 
-    It is unknown for a rejected layout, and if the number of requests is free (`are_free`). With perfect balance, every
-    part of a step takes at least 1 / (max/mean) of its current time.
+    The bound is unknown for a rejected layout, and if the number of requests is free (`are_free`). With perfect
+    balance, every part of a step takes at least 1 / (max/mean) of its current time.
     """
     return (
         inf

@@ -166,9 +166,9 @@ def _unevenness(chosen: Sequence[int], most: Sequence[int]) -> tuple[int, float]
 
 
 def _resize_unit(spec: ResolvedSpec, phase: Phase, num_nodes: int, fewest_slots: bool = False) -> Change:
-    """Return the change to units of `num_nodes` nodes, with the nearest number of redundant experts that is even.
+    """Return the change to units of `num_nodes` whole nodes that gives all GPUs equally many slots.
 
-    It gives all GPUs equally many slots. With `fewest_slots` it is the smallest such number.
+    The number of redundant experts is the nearest to the present number or, with `fewest_slots`, the smallest.
     """
     now, size = spec.phase(phase).redundant_experts, num_nodes * spec.cluster.gpus_per_node
     redundant = nearest_redundant(spec.model.num_routed_experts, size, 0 if fewest_slots else now)

@@ -58,10 +58,10 @@ def decide_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Re
 
 
 def most_units(spec: ResolvedSpec, phase: Phase, written: int | None = None) -> int:
-    """Return the number of units of `phase` at the peak of the day, for `written` units (default: the spec's).
+    """Return how many units of `phase` are on at the peak of the day if `units` is `written` (default: the spec's).
 
-    With `windows: auto` more units than written may be on at the peak: because of `headroom`, `min_units`, or traffic
-    above `traffic.capacity`.
+    With `windows: auto` the peak may need more units than written, because of `headroom`, `min_units`, or traffic above
+    `traffic.capacity`.
     """
     number = spec.written.num_units(phase) if written is None else written
     schedule, traffic = spec.written.schedule, spec.written.traffic

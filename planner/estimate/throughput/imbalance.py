@@ -61,9 +61,9 @@ def imbalance_of(
 ) -> Imbalance:
     """Return the expected max/mean load of GPUs and of NVLink domains in a step, averaged over MoE layers.
 
-    `expert_map` is of one unit of `num_gpus` GPUs on `num_nodes` nodes, in `num_domains` NVLink domains. Its split rule
-    determines the load of each replica. A GPU receives `pairs_per_gpu` token-expert pairs in a step on average.
-    `drift_share` is the share of drawn.py's drift that is taken as real.
+    `expert_map` is of one unit of `num_gpus` GPUs on `num_nodes` nodes, in `num_domains` NVLink domains. The split rule
+    of the map determines the load of each replica. A GPU receives `pairs_per_gpu` token-expert pairs in a step on
+    average. `drift_share` is the share of drawn.py's drift that is taken as real.
     """
     import numpy as np  # `validate` must not wait for it
 

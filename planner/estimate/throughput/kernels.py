@@ -18,7 +18,7 @@ Origin = Literal["measured", "scaled"]
 
 @dataclass(frozen=True)
 class Kernels:
-    """Constants of a GPU's kernels: the shares of its nominal rates that they reach, and fixed times in µs."""
+    """Constants of a GPU's kernels: the shares of the GPU's nominal rates that kernels reach, and fixed times in µs."""
 
     # Routed experts of decode: one matmul of few rows for each expert.
     expert_fixed_us: float

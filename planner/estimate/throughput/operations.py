@@ -23,7 +23,7 @@ FLOOR_SHARPNESS = 2  # exponent of the soft maximum of launch time and GPU time:
 
 
 def attention_input_time(machine: Machine, work: AttentionWork, tokens: float) -> Seconds:
-    """Return the time of decode's work before core attention: a share of the fixed time + the projections' (m ^ c)."""
+    """Return the time of decode's kernels before core attention: projections, and INTO_SHARE of the fixed time."""
     kernels = machine.kernels
     fixed = machine.fixed(kernels.attention_fixed_us * INTO_SHARE)
     return Seconds(fixed + _projection_time(machine, work, work.into_weights, work.into_flops, tokens))
@@ -65,7 +65,7 @@ def indexer_time(machine: Machine, work: AttentionWork, tokens: float, context: 
 
 
 def prompt_attention_input_time(machine: Machine, work: AttentionWork, tokens: float) -> Seconds:
-    """Return the time of prefill's projections to queries, keys and values: c."""
+    """Return the time of prefill's projections to queries, keys and values, which is that of their matmuls."""
     rate = machine.matmuls(work.kept_in)
     return compute_time(Flops(tokens * work.into_flops / machine.kernels.prompt_projection_share), rate)
 
@@ -95,9 +95,10 @@ def apply_launch_floor(floor: Seconds, time: Seconds) -> Seconds:
 
 
 def routed_experts_time(machine: Machine, work: FfnWork, slots: float, pairs: float) -> Seconds:
-    """Return the time of decode's routed experts on a GPU that received `pairs` rows: fixed + (m ^ c).
+    """Return the time of decode's routed experts on a GPU that received `pairs` rows.
 
-    `slots` counts the GPU's experts that received rows; the weights of the other experts are not read.
+    The time is a fixed time + the soft maximum of weight reads and matmuls. `slots` counts the GPU's experts that
+    received rows; the weights of the other experts are not read.
     """
     kernels = machine.kernels
     reading = transfer_time(Bytes(slots * work.weights / kernels.expert_weight_share), machine.memory)
@@ -106,7 +107,10 @@ def routed_experts_time(machine: Machine, work: FfnWork, slots: float, pairs: fl
 
 
 def prompt_experts_time(machine: Machine, work: FfnWork, slots: float, pairs: float) -> Seconds:
-    """Return the time of prefill's routed experts, without copies of rows: fixed + the longer of m and c."""
+    """Return the time of prefill's routed experts on a GPU that received `pairs` rows, without copies of rows.
+
+    The time is a fixed time + the longer of weight reads and matmuls. `slots` is as in `routed_experts_time`.
+    """
     kernels = machine.kernels
     reading = transfer_time(Bytes(slots * work.weights / kernels.copy_share), machine.memory)
     matmuls = compute_time(Flops(pairs * work.flops / kernels.prompt_matmul_share), machine.matmuls(work.kept_in))
@@ -132,7 +136,10 @@ def copy_time(machine: Machine, num_bytes: Bytes) -> Seconds:
 
 
 def dense_ffn_time(machine: Machine, work: FfnWork, tokens: float) -> Seconds:
-    """Return the time of a shared expert or of a dense layer's FFN: fixed + (m ^ c)."""
+    """Return the time of a shared expert or of a dense layer's FFN for `tokens` rows.
+
+    The time is a fixed time + the soft maximum of weight reads and matmuls.
+    """
     kernels = machine.kernels
     reading = transfer_time(Bytes(work.weights / kernels.ffn_weight_share), machine.memory)
     matmuls = compute_time(Flops(tokens * work.flops / kernels.ffn_matmul_share), machine.matmuls(work.kept_in))
@@ -140,7 +147,10 @@ def dense_ffn_time(machine: Machine, work: FfnWork, tokens: float) -> Seconds:
 
 
 def head_time(machine: Machine, weights: Bytes, flops: Flops, tokens: float) -> Seconds:
-    """Return the time from the last layer to the logits of the answering tokens: m ^ c, in BF16."""
+    """Return the time from the last layer to the logits of `tokens` answering tokens, whose matmuls are in BF16.
+
+    The time is the soft maximum of weight reads and matmuls. `flops` are those of one token.
+    """
     kernels = machine.kernels
     reading = transfer_time(Bytes(weights / kernels.ffn_weight_share), machine.memory)
     return soft_maximum(reading, compute_time(Flops(tokens * flops / kernels.ffn_matmul_share), machine.bf16))
@@ -156,7 +166,10 @@ class LowLatency:
 
 
 def low_latency_dispatch(machine: Machine, sent: Bytes, received: Bytes, nodes: int) -> LowLatency:
-    """Return the times of a low-latency dispatch. Bytes count if they leave the node or, in one node, the GPU."""
+    """Return the times of a low-latency dispatch.
+
+    `sent` and `received` count bytes that leave the node or, in a unit of one node, the GPU.
+    """
     kernels = machine.kernels
     whole = low_latency_seconds(machine, "dispatch", received, nodes)
     fixed = machine.fixed(kernels.dispatch_nvlink_fixed_us)
@@ -164,7 +177,7 @@ def low_latency_dispatch(machine: Machine, sent: Bytes, received: Bytes, nodes: 
 
 
 def low_latency_combine(machine: Machine, sent: Bytes, received: Bytes, nodes: int) -> LowLatency:
-    """Return the times of a low-latency combine. It reverses the dispatch, so the fullest GPU sends most."""
+    """Return the times of a low-latency combine, which reverses the dispatch, so that the fullest GPU sends most."""
     kernels = machine.kernels
     whole = low_latency_seconds(machine, "combine", sent, nodes)
     fixed = machine.fixed(kernels.combine_nvlink_fixed_us)
@@ -174,7 +187,11 @@ def low_latency_combine(machine: Machine, sent: Bytes, received: Bytes, nodes: i
 def low_latency_seconds(
     machine: Machine, kind: Literal["dispatch", "combine"], num_bytes: Bytes, nodes: int
 ) -> Seconds:
-    """Return the time of a whole low-latency exchange: fixed + a log2 n + transfer of the fullest GPU's `num_bytes`."""
+    """Return the time of a whole low-latency exchange in which the fullest GPU transfers `num_bytes`.
+
+    In one node: a fixed time + the transfer over NVLink. Between nodes: a fixed time, a time for each doubling of the
+    number of nodes, and the transfer over the NIC.
+    """
     kernels, of_dispatch = machine.kernels, kind == "dispatch"
     if nodes == 1:
         share = kernels.dispatch_nvlink_share if of_dispatch else kernels.combine_nvlink_share
@@ -200,7 +217,7 @@ def _split_exchange(
 
 
 def normal_exchange_time(machine: Machine, nvlink_bytes: Bytes, nic_bytes: Bytes) -> Seconds:
-    """Return the time of a normal dispatch or combine. NVLink and NICs work at the same time."""
+    """Return the time of a normal dispatch or combine: the longer of NVLink and NIC transfers, which overlap."""
     kernels = machine.kernels
     inside = (
         transfer_time(Bytes(nvlink_bytes / kernels.normal_nvlink_share), machine.nvlink) if nvlink_bytes else Seconds(0)

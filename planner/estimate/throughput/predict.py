@@ -135,7 +135,10 @@ class Prediction:
         return self.meets_at(mean, mean.mid, promised_ms)
 
     def meets_at(self, mean: Estimate, seconds: float, promised_ms: float) -> bool:
-        """Return whether `mean`, this prediction's TTFT or TPOT, is within `promised_ms` if it takes `seconds`."""
+        """Return whether `mean`, this prediction's TTFT or TPOT, keeps `promised_ms` if its true value is `seconds`.
+
+        A saturated prefill keeps no TTFT.
+        """
         return seconds * MS_PER_S <= promised_ms and not (mean is self.ttft_seconds and self.is_saturated)
 
     @property

@@ -52,7 +52,10 @@ def wait_distribution(utilisation: float) -> Wait:
 
 
 def _decay(utilisation: float) -> float:
-    """Return the d > 0 that solves u (exp(d) - 1) = d, by Newton's method from above: d <= -2 ln u."""
+    """Return the rate d > 0 per step at which P(wait > t) decays: u (exp(d) - 1) = d at the utilisation u.
+
+    Newton's method finds d from above, because d <= -2 ln u.
+    """
     decay = -2 * log(utilisation)
     for _ in range(ITERATIONS):
         over = utilisation * expm1(decay) - decay

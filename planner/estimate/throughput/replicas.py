@@ -117,7 +117,7 @@ class ReplicaBalance:
         return found
 
     def _num_hot(self, num_slots: int, num_gpus: int, pairs_per_gpu: float) -> list[int]:
-        """Return how many replicas of each layer are within one standard deviation of the hottest replica's load."""
+        """Return for each layer how many replicas' loads are within one standard deviation of the hottest replica's."""
         import numpy as np  # as above
 
         counts_LE = self.counts(num_slots)
@@ -159,8 +159,8 @@ def _imbalance(
 ) -> Imbalance:
     """Return the expected max/mean loads of GPUs and nodes, averaged over layers.
 
-    In each layer, `num_hot` GPUs have the load `hottest`, over the mean. The variance by drift, `drifts`, is spread
-    evenly over all GPUs.
+    `hottest` has for each layer the hottest GPU's load over the mean GPU's, `num_hot` the number of GPUs with that load
+    (None: one), and `drifts` the variance by drift, which is spread evenly over all GPUs.
     """
     if num_gpus == 1:
         return Imbalance()
@@ -177,7 +177,10 @@ def _imbalance(
 
 
 def _expected_larger(hot: float, deviation: float, quantile: float) -> float:
-    """Return the expected maximum of two loads: the hottest GPU's, normal around `hot`, and the fullest other GPU's."""
+    """Return the expected maximum of two loads: the hottest GPU's, normal around `hot`, and the fullest other GPU's.
+
+    The other GPU's load is taken as fixed, `quantile` standard deviations above the mean load of 1.
+    """
     others = 1 + quantile * deviation
     z = (hot - others) / deviation
     below = (1 + erf(z / sqrt(2))) / 2

@@ -24,7 +24,7 @@ def replica_shares(split: SplitRule, num_experts: int, slots_GS: Ints, num_nodes
 
 
 def _local_first(copies_MPE: Floats) -> Floats:
-    """Return each GPU's share of each expert's load under `local_first`, `[M, P, E]`, from its copies on each GPU."""
+    """Return each GPU's share of each expert's load under `local_first`, `[M, P, E]`; `copies_MPE` counts replicas."""
     near_ME = copies_MPE.sum(axis=1)
     without_E = (near_ME == 0).sum(axis=0)
     of_a_node = 1 / len(copies_MPE)
@@ -34,9 +34,9 @@ def _local_first(copies_MPE: Floats) -> Floats:
 
 
 def _first_on_node(copies_MPE: Floats) -> Floats:
-    """Return each GPU's share of each expert's load under `first_on_node`, `[M, P, E]`, from its copies on each GPU.
+    """Return each GPU's share of each expert's load under `first_on_node`, `[M, P, E]`.
 
-    Each GPU is assumed to have 1 / G of all tokens.
+    `copies_MPE` counts replicas. Each GPU is assumed to have 1 / G of all tokens.
     """
     holds_MPE = copies_MPE > 0
     near_ME, num_E = copies_MPE.sum(axis=1), copies_MPE.sum(axis=(0, 1))

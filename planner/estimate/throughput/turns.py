@@ -89,7 +89,7 @@ def steady_turns(
 ) -> SteadyTurns:
     """Return a mixed unit's turns at the load where as many requests end as arrive.
 
-    `ended` is the number of pieces whose requests end in one step of tokens with all places taken.
+    `ended` is the number of pieces whose requests end in one step of tokens if all places for requests are taken.
 
     `prompt_seconds(load)` is the time to compute the pieces of a turn, at most `most`. `token_seconds(share)` is the
     time of a step of tokens with that share of the places taken.

@@ -47,7 +47,7 @@ class LayerKv:
 
     @property
     def bytes_per_token(self) -> Fraction:
-        """Return an entry's bytes divided by its tokens."""
+        """Return the bytes of an entry divided by the number of tokens that the entry stands for."""
         return Fraction(self.entry_bytes, self.tokens_per_entry)
 
     def fixed_bytes(self, num_tokens: int) -> int:
