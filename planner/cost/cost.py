@@ -74,7 +74,7 @@ class PhaseCost(Part):
 
 
 class Freed(Part):
-    """The node-hours for which nodes of the peak are off, and their value at the common rate."""
+    """The node-hours of a day for which nodes of the peak are off, and the dollars that such node-hours cost."""
 
     node_hours_per_day: float
     usd_per_day: float
@@ -263,7 +263,7 @@ def _gpu_types(spec: Spec) -> tuple[str, ...]:
 
 
 def _node_cost(spec: Spec, gpu: str, number: int, nodes: Mapping[Phase, int], billed: Bill) -> float:
-    """Return the cost of `number` nodes of a GPU type, at the mean rate that `billed` has for nodes of the type."""
+    """Return the dollars that `number` nodes of type `gpu` cost, at the mean rate of the type's nodes in `billed`."""
     return billed.by_gpu[gpu] * number / _count_paid_nodes(spec, nodes)[gpu] if number else 0.0
 
 
@@ -278,7 +278,7 @@ def _tokens_for_share(spec: Spec, share: float) -> _Tokens:
 
 
 def _per_million(usd: float, tokens: float) -> float | None:
-    """Return the cost per million tokens if `tokens` cost `usd`; None if there are no tokens."""
+    """Return the dollars per million tokens if `tokens` tokens cost `usd`; None if there are no tokens."""
     return usd / tokens * MILLION if tokens else None
 
 

@@ -88,7 +88,7 @@ class KvCache(Part):
 
 @dataclass(frozen=True)
 class PromptNodes:
-    """How many nodes are on that compute prompts, and how often such nodes are turned on."""
+    """How many nodes that compute prompts are on, and how often such nodes are turned on."""
 
     mean: float  # nodes that are on, averaged over the day
     most: int  # nodes that are on in the busiest hour
@@ -115,7 +115,10 @@ def kv_cache(
     reuse: ReuseCurve = CONVERSATION,
     disks: Disks = IN_EACH_NODE,
 ) -> KvCache:
-    """Return the reads, writes and sizes of the prefix cache for a day of `traffic`, and the nodes that it saves."""
+    """Return the reads, writes and sizes of the prefix cache for a day of `traffic`, and the nodes that a cache saves.
+
+    `nodes` are those that compute prompts. `reuse` is the reuse of blocks in a trace like the traffic.
+    """
     most_nodes = nodes.most
     bytes_per_token_a_day = kv_bytes_per_token / DAY_S
     busiest = traffic.peak_per_s("decode") / (traffic.output_tokens / DAY_S)

@@ -51,7 +51,7 @@ class LoadFile:
 
     @property
     def first_layer(self) -> int | None:
-        """Return the index, among all layers of the model, of the first with load; None if the file is no recording."""
+        """Return the index among the model's layers of the first layer with load; None if the file is no recording."""
         return next(layer for layer, row in enumerate(self.rows) if any(row)) if self.is_recorded else None
 
     @property

@@ -54,7 +54,7 @@ class DeepseekV4Shapes(Shapes):
         )
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return the main model's layers, all MoE layers, and which of them route by a hash."""
+        """Return the main model's layers, which are all MoE layers; `is_hashed` marks those that route by a hash."""
         hashed = zip(super().layers(), self._hashed(), strict=True)
         return tuple(replace(layer, ffn=replace(self.experts(), is_hashed=each)) for layer, each in hashed)
 
@@ -99,7 +99,7 @@ class DeepseekV4Shapes(Shapes):
         return [each == "hash_moe" for each in self.mlp_layer_types]
 
     def _unknown(self) -> str | None:
-        """Explain a ratio, a kind of layer or a size that the family does not know, or None."""
+        """Explain a ratio, a kind of layer or a size that the family does not know; return None if all are known."""
         if self.qk_rope_head_dim is None and self.partial_rotary_factor is None:
             return "neither qk_rope_head_dim nor partial_rotary_factor says how much of a head is rotated"
         if self.qk_rope_head_dim is not None and self.qk_rope_head_dim >= self.head_dim:

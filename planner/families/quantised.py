@@ -124,9 +124,10 @@ def read_form(said: Any, expert_format: Any = None) -> Form | Unplanned | None:
 
 
 def read_kv_precision(said: Any) -> KvPrecision | None:
-    """Return the precision of KV that a ModelOpt file gives; only FP8 is known, and None is for any other.
+    """Return `fp8` if a ModelOpt file gives FP8 as the precision of KV; None for any other precision or file.
 
-    Engines use it by default: vLLM in get_kv_cache_quant_algo_string, SGLang in configure_kv_cache_dtype.
+    Engines use the file's precision by default: vLLM in get_kv_cache_quant_algo_string, SGLang in
+    configure_kv_cache_dtype.
     """
     if not isinstance(said, Mapping) or not isinstance(said.get("quantization", {}), Mapping):
         return None
@@ -190,7 +191,10 @@ def _refuse_too_much_work(form: Form, num_modules: int) -> None:
 
 
 def _flatten(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a file's keys, flattened. ModelOpt's are under `quantization`, and `quant_method` may be missing."""
+    """Return a file's keys on one level, with a `quant_method`.
+
+    ModelOpt writes the keys under `quantization`, and may leave out `quant_method`.
+    """
     inner = said.get("quantization")
     if inner is not None and not isinstance(inner, Mapping):
         raise Unreadable(f"quantization is of type {type(inner).__name__}, not an object")

@@ -48,9 +48,9 @@ class PhaseLayout:
     def dense_tp(self) -> int:
         """The number of GPUs that share dense layers, shared experts and embeddings.
 
-        These are all GPUs of a unit that is one attention group. In a unit with several groups each GPU has these parts
-        whole, because most of a group's tokens are then on one GPU only. Source: github.com/sgl-project/sglang 00114aef
-        python/sglang/srt/models/deepseek_v2.py (`enable_tp`).
+        All GPUs of a unit that is one attention group share these parts. In a unit with several groups each GPU has the
+        parts whole, because most of a group's tokens are then on one GPU only. Source: github.com/sgl-project/sglang
+        00114aef python/sglang/srt/models/deepseek_v2.py (`enable_tp`).
         """
         return self.ep_size if self.dp_size == 1 else 1
 

@@ -94,7 +94,7 @@ def _exchanges_rows(spec: ResolvedSpec, phase: Phase) -> bool:
 
 
 def _offer_one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Offer an `attention_tp` of all GPUs, which exchange nothing then, if heads and memory allow it."""
+    """Offer to make the unit one attention group, which exchanges no rows, if heads and memory allow that."""
     size = spec.phase(phase).ep_size
     if size in _group_sizes(spec, phase):
         return Fix(f"nearest: {phase}.attention_tp {size}", ({f"{phase}.attention_tp": size},))
@@ -136,7 +136,7 @@ def model_name_has_no_colon(c: Candidate) -> Iterator[Finding]:
 def core_attention_has_kernels(c: Candidate) -> Iterator[Finding]:
     """Reject a precision of core attention for which the engine has no kernels on the phase's GPUs.
 
-    What an engine computes in FP8 by default, it computes so whenever KV is in FP8.
+    With KV in FP8, core attention that is in FP8 by default cannot be in BF16: the kernels quantise queries too.
     """
     spec = c.resolved
     name = spec.written.engine_name

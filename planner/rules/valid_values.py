@@ -73,7 +73,7 @@ class ValidValues:
 
     @cached_property
     def sections(self) -> frozenset[str]:
-        """Return the names of the file's sections, and the paths of misspelt keys."""
+        """Return the names of the file's sections, and the correct paths of fields whose keys are misspelt."""
         return self.renamed | {name for name, section in self.data.items() if section is not None}
 
     @property

@@ -265,9 +265,9 @@ def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
 
 
 def _has_room(spec: ResolvedSpec, phase: Phase, requests: int, tokens: float) -> bool:
-    """Return whether a GPU of `phase` has room for the KV of `requests` full-length requests, and for `tokens`.
+    """Return whether a GPU of `phase` has room for KV of `requests` full-length requests, and for KV of `tokens`.
 
-    True if its memory is unknown.
+    Returns True if the GPU's memory is unknown.
     """
     plan = memory_of(spec, phase)
     return plan is None or (plan.missing_bytes <= 0 and plan.full_requests >= requests and plan.kv_tokens >= tokens)
@@ -310,7 +310,7 @@ def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
 def _written_point(spec: ResolvedSpec, phase: Phase) -> tuple[int, float]:
     """Return the requests, and the tokens of their KV, that the spec's operating point puts on a GPU.
 
-    Both are zero if the spec gives no number.
+    Both are zero if the spec gives no number of requests.
     """
     point = getattr(spec.written.operating_point, phase)
     requests = getattr(point, "requests", None)

@@ -91,7 +91,10 @@ def _why_not_chosen(other: AcceptedLayout, chosen: AcceptedLayout) -> str:
 
 
 def _count_rejections(lost: Sequence[RejectedLayout]) -> dict[str, RejectedLayouts]:
-    """Count rejected layouts by reason. The last one, of the largest unit, came nearest and serves as the example."""
+    """Return reason -> the number of layouts rejected for the reason, and an example.
+
+    The example is the last layout: it has the largest unit, and so came nearest.
+    """
     nearest = {each.why: each for each in lost}
     counts = Counter(each.why for each in lost)
     return {

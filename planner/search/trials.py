@@ -126,7 +126,7 @@ class _SizeTrials:
 def _try_slots(
     size: _SizeTrials, balance: ReplicaBalance, best: dict[int, float]
 ) -> Iterator[AcceptedLayout | RejectedLayout]:
-    """Try one size with more and more slots, until more slots cannot beat the best rate so far.
+    """Try one size with more and more slots, until more slots cannot beat the best rate so far; yield each outcome.
 
     `best` has the best tokens/s per node so far, by number of nodes of a unit, and is updated.
     """
@@ -262,8 +262,9 @@ def _judge(size: _SizeTrials, redundant: int, requests: int, balance: Balance) -
 def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:
     """Return the tokens of KV that must fit on a GPU: those of `requests` requests of mean length.
 
-    The mean length comes from the operating point, else from the traffic, else it is half the longest request. Without
-    an operating point a written `max_requests` is only a limit: then one request of full length must fit.
+    The mean length comes from the operating point, else from the traffic, else it is half the longest request. Only one
+    request of full length must fit in prefill, and if `max_requests` is written but the operating point gives no
+    requests, because `max_requests` is then only a limit.
     """
     section, point = spec.phase(phase), getattr(spec.written.operating_point, phase)
     if point and phase != "prefill" and point.requests != AUTO:

@@ -45,7 +45,7 @@ def even_redundants(spec: ResolvedSpec, phase: Phase, ep_size: int) -> range:
 
 
 def larger_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
-    """Return the larger EP sizes that the rules allow: those that divide the experts evenly and fill whole nodes."""
+    """Return the EP sizes above the present one that divide the physical experts and suit nodes and engine."""
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     physical = spec.model.num_routed_experts + section.redundant_experts
     larger = range(section.ep_size + 1, physical + 1)
@@ -131,7 +131,7 @@ def num_usable(spec: ResolvedSpec) -> int:
 
 
 def _covering_change(spec: ResolvedSpec, phase: Phase, ep_size: int) -> Change:
-    """Return the change that gives `phase` enough slots for coverage at `ep_size`; empty if it has them already."""
+    """Return the change that gives `phase` enough slots for coverage at `ep_size`; empty if the phase has enough."""
     section, num_logical = spec.phase(phase), spec.model.num_routed_experts
     fewest = fewest_slots(spec, ep_size) or 0
     redundant = max(fewest * ep_size - num_logical, -num_logical % ep_size)

@@ -40,7 +40,7 @@ WARM, MEASURED = 3, 3  # numbers of layers: the first ones fill the pipeline, an
 
 @dataclass(frozen=True)
 class Span:
-    """The time of one span of one micro-batch. `begins` counts from the start of the layer shown."""
+    """The time of one span of one micro-batch. `begins` counts from the start of the timeline's layer."""
 
     name: SpanName
     track: str  # compute or link
