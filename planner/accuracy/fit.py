@@ -39,7 +39,7 @@ def fit(rows: Sequence[Predicted]) -> dict[str, Any]:
         constant = each.row.fits
         if constant is None or constant == "utilisation":  # which the spec has
             continue
-        found = _factor(each, document) if constant == "factor" else _solve(each, constant, document)
+        found = _fit_factor(each, document) if constant == "factor" else _fit_constant(each, constant, document)
         values[each.engine, constant].append(found)
         value, own = round(fmean(values[each.engine, constant]), 4), document["engines"][each.engine]
         _set_constant(own, constant, each.row.phase, value)
@@ -52,7 +52,7 @@ def fit(rows: Sequence[Predicted]) -> dict[str, Any]:
     return document
 
 
-def _solve(each: Predicted, constant: str, document: dict[str, Any]) -> float:
+def _fit_constant(each: Predicted, constant: str, document: dict[str, Any]) -> float:
     """Return the value of `constant` with which a row's throughput is predicted as it was measured.
 
     Bisection finds the value, because a larger value predicts a lower throughput.
@@ -64,7 +64,7 @@ def _solve(each: Predicted, constant: str, document: dict[str, Any]) -> float:
     return round((low + high) / 2, 4)
 
 
-def _factor(each: Predicted, document: dict[str, Any]) -> float:
+def _fit_factor(each: Predicted, document: dict[str, Any]) -> float:
     """Return a row's measured throughput over the throughput that is predicted without a factor."""
     return round(_measured(each) / _rate_with(each, "factor", 1.0, document), 4)
 

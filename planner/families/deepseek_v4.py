@@ -50,7 +50,8 @@ class DeepseekV4Shapes(Shapes):
         if self.layer_types is None and ratios is None:
             return "neither compress_ratios nor layer_types says how each layer compresses"
         return (
-            self.explain_wrong_length("compress_ratios", ratios and ratios[: self.num_hidden_layers]) or self._unknown()
+            self.explain_wrong_length("compress_ratios", ratios and ratios[: self.num_hidden_layers])
+            or self._explain_unknown()
         )
 
     def layers(self) -> tuple[Layer, ...]:
@@ -98,7 +99,7 @@ class DeepseekV4Shapes(Shapes):
             return [index < self.num_hash_layers for index in range(self.num_hidden_layers)]
         return [each == "hash_moe" for each in self.mlp_layer_types]
 
-    def _unknown(self) -> str | None:
+    def _explain_unknown(self) -> str | None:
         """Explain a ratio, a kind of layer or a size that the family does not know; return None if all are known."""
         if self.qk_rope_head_dim is None and self.partial_rotary_factor is None:
             return "neither qk_rope_head_dim nor partial_rotary_factor says how much of a head is rotated"

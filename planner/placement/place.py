@@ -54,7 +54,7 @@ def _place_pool(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], nodes: Sequence[Node], before: Mapping[str, Sequence[str]]
 ) -> Placement:
     """Place the units of the phases that run on one GPU type; `nodes` are all nodes with GPUs of that type."""
-    wanted, domains = _list_units(spec, layouts), _domains(spec, layouts[0].phase, nodes)
+    wanted, domains = _list_units(spec, layouts), _nvlink_domains(spec, layouts[0].phase, nodes)
     usable = [node for node in nodes if node.unusable is None]
     task = make_task(wanted, usable, spec.written.schedule, before, domains)
     stays = bool(task.kept) and not task.movable
@@ -81,7 +81,7 @@ def _place_pool(
     return Placement(units, objectives, "greedy", why, {}, ())
 
 
-def _domains(spec: ResolvedSpec, phase: Phase, nodes: Sequence[Node]) -> Mapping[str, str]:
+def _nvlink_domains(spec: ResolvedSpec, phase: Phase, nodes: Sequence[Node]) -> Mapping[str, str]:
     """Return node -> its NVLink domain; empty if no domain has several nodes. `nodes` have the GPU of `phase`."""
     domains = nvlink_domains(nodes, spec.gpu_of(phase), spec.cluster.gpus_per_node)
     return domains if len(set(domains.values())) < len(domains) else {}

@@ -51,9 +51,9 @@ def measure(task: Task, assignment: Assignment) -> tuple[Objective, ...]:
     counts = [
         _leaves(task, assignment),
         _racks(task, assignment),
-        _loss(task, assignment, "rack_loss", "rack", task.racks),
-        _loss(task, assignment, "power_loss", "power domain", task.powers),
-        _moves(task, assignment),
+        _worst_loss(task, assignment, "rack_loss", "rack", task.racks),
+        _worst_loss(task, assignment, "power_loss", "power domain", task.powers),
+        _count_new_nodes(task, assignment),
     ]
     return tuple(count for count in counts if count is not None)
 
@@ -99,7 +99,7 @@ def _racks_needed(task: Task, assignment: Assignment) -> int:
     return value
 
 
-def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Places | None) -> Objective | None:
+def _worst_loss(task: Task, assignment: Assignment, name: str, kind: str, places: Places | None) -> Objective | None:
     """Return the most producers that the loss of one of `places` stops; None without places or without producers.
 
     A unit stops if it has a node in the lost place. The bound assumes that every unit is in as few places as hold its
@@ -114,7 +114,7 @@ def _loss(task: Task, assignment: Assignment, name: str, kind: str, places: Plac
     return Objective(name, max(touched.values()), -(-min_touched // len(places.sizes)), meaning)
 
 
-def _moves(task: Task, assignment: Assignment) -> Objective | None:
+def _count_new_nodes(task: Task, assignment: Assignment) -> Objective | None:
     """Return how many nodes are new to units of the previous plan; None if no unit has a previous node.
 
     Giving up a node does not count. In each cell, a unit is assumed to take its previous nodes first.

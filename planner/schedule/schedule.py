@@ -165,14 +165,14 @@ def _plan_day(
 
 def _plan_steps(spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit]) -> tuple[Step, ...]:
     """Return the states of a day, one for each window of `schedule`."""
-    racks = _racks(spec)
+    racks = _freeable_racks(spec)
     return tuple(
         _step(spec, window, length, units, racks)
         for window, length in zip(schedule.windows, window_minutes(schedule), strict=True)
     )
 
 
-def _racks(spec: Spec) -> dict[str, set[str]]:
+def _freeable_racks(spec: Spec) -> dict[str, set[str]]:
     """Return rack -> names of its nodes, for racks that can become free: named, without spares and unusable nodes."""
     racks: dict[str, set[str]] = {}
     kept = set()

@@ -144,7 +144,7 @@ class _Search:
 
     def changes(self, refusals: Sequence[Finding]) -> tuple[Change, ...]:
         """Return the cheapest changes that make the spec feasible, up to three of different fields."""
-        rows, shares = self._relaxations_for(refusals[0].id), self._shares(refusals)
+        rows, shares = self._relaxations_for(refusals[0].id), self._wanted_shares(refusals)
         # Accept KV for a single request only after every row failed to leave more.
         tried = [*product(range(len(rows)), shares), *product(range(len(rows)) if self.short else (), [ONE_REQUEST])]
         for number, share in tried:
@@ -156,7 +156,7 @@ class _Search:
     def _relaxations_for(self, rule: str) -> Order:
         return PEAK_ORDER if self.is_peak_short else ORDERS[rule]
 
-    def _shares(self, refusals: Sequence[Finding]) -> list[float]:
+    def _wanted_shares(self, refusals: Sequence[Finding]) -> list[float]:
         """Return the shares of all requests' full-length KV that changes should leave room for, in order of trial."""
         if any(finding.path.endswith(".max_requests") for finding in refusals):
             return [USUAL_SHARE]  # as W101 does: so many requests rarely all have full length

@@ -47,11 +47,11 @@ def wait_distribution(utilisation: float) -> Wait:
     """Return the distribution of waits; no prompt waits at a utilisation of 0, nor at 1 and above (no mean exists)."""
     if not 0 < utilisation < 1:
         return Wait(0.0, 0.0, 0.0)
-    longer = 1 / _decay(utilisation)
+    longer = 1 / _decay_rate(utilisation)
     return Wait(utilisation, 1 / (2 * (1 - utilisation)) - longer, longer)
 
 
-def _decay(utilisation: float) -> float:
+def _decay_rate(utilisation: float) -> float:
     """Return the rate d > 0 per step at which P(wait > t) decays: u (exp(d) - 1) = d at the utilisation u.
 
     Newton's method finds d from above, because d <= -2 ln u.
