@@ -28,7 +28,7 @@ def hh_mm_ss(second: float) -> str:
 def periods(stretches: Iterable[tuple[int, int]]) -> str:
     """Write stretches of a day, (first minute, number of minutes), as text: `22:00-06:00`.
 
-    Adjacent stretches are joined, also at midnight. They must not overlap.
+    Adjacent stretches are joined, also at midnight. Stretches must not overlap.
     """
     ends: dict[int, int] = {}  # first minute -> the minute after the last
     for start, minutes in sorted(stretches):

@@ -108,7 +108,10 @@ def _keep_latest(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _find_wrong_row(rows: list[tuple[str, str]], zone: str) -> ReasonAndFix | None:
-    """Explain the first wrong row by its line number. Its text is not quoted: the path may name a private file."""
+    """Explain the first wrong row by its line number; None if no row is wrong.
+
+    The row's text is not quoted, because the path may name a private file.
+    """
     if not rows:
         return "it has no rows", "add a row for each hour of past days, or for each equal part of one"
     for number, (time, demand) in enumerate(rows, 2):
@@ -125,7 +128,7 @@ def _find_wrong_row(rows: list[tuple[str, str]], zone: str) -> ReasonAndFix | No
 
 
 def _find_odd_step(rows: list[tuple[str, str]]) -> ReasonAndFix | None:
-    """Explain a time step that does not divide an hour: rows would fall on other minutes on other days."""
+    """Explain a time step that does not divide an hour, so that rows fall on other minutes on other days; else None."""
     steps = Counter(
         abs(_minute(later) - _minute(time)) for (time, _), (later, _) in pairwise(rows) if time[:10] == later[:10]
     )

@@ -221,8 +221,8 @@ class Model:
     def with_drafts(self) -> "Model":
         """Return the model with one MTP module as a last layer, as engines load it to draft tokens.
 
-        The module has a layer like the main model's, and a projection of a state and an embedding to one state. It
-        shares the main model's embedding and head. Source: github.com/deepseek-ai/DeepSeek-V3 0b39205a
+        The module has a layer like the main model's, and a projection of a state and an embedding to one state. The
+        main model's embedding and head serve the module too. Source: github.com/deepseek-ai/DeepSeek-V3 0b39205a
         README_WEIGHTS.md.
         """
         return _with_drafts(self)

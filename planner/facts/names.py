@@ -105,9 +105,9 @@ def cluster_endpoint(plan: str, namespace: str, port: int) -> str:
 
 
 def cluster_metrics(plan: str, namespace: str, port: int) -> str:
-    """Return the URL of the gateway's metrics inside the cluster.
+    """Return the URL of the gateways' metrics inside the cluster.
 
-    Its Service is headless: DNS gives every gateway's address.
+    The host is a headless Service, so DNS gives the address of every gateway.
     """
     return f"http://{registry_name(plan)}.{namespace}:{port}/metrics"
 
@@ -240,6 +240,6 @@ def gateway_selector(plan: str) -> dict[str, str]:
 def digest_annotation(kind: str) -> str:
     """Return the key of a digest annotation, `tidemill.dev/launch-digest`.
 
-    It goes on an object's own metadata: on a pod template, a new digest would restart pods.
+    The annotation belongs in an object's own metadata, because a new digest in a pod template would restart pods.
     """
     return f"{DOMAIN}/{kind}-digest"

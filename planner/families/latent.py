@@ -86,7 +86,7 @@ class IndexedShapes(LatentShapes):
         return f"mlp_layer_types and first_k_dense_replace ({dense}) disagree on which layers are dense"
 
     def indexer(self, index: int) -> Indexer | None:
-        """Return the indexer of layer `index`."""
+        """Return the indexer of layer `index`; every layer has one."""
         return Indexer(self.index_n_heads, self.index_head_dim)
 
 

@@ -51,7 +51,7 @@ ALIKE: Mapping[str, str] = {each["name"]: each["is"] for each in json.loads((FOL
 
 
 def find_spelling(name: str) -> str | None:
-    """Return the catalog's model for a misspelt `name`, or one with an owner: `deepseek-ai/DeepSeek-R1`.
+    """Return the catalog's model for a `name` that is misspelt or has an owner (`deepseek-ai/DeepSeek-R1`); else None.
 
     Another size, version or format of weights is another model.
     """

@@ -224,6 +224,8 @@ def _read_fp8(said: Mapping[str, Any], experts: Any) -> Quantisation | None:
 def _read_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
     """Read a ModelOpt file: one format for all linear modules, or one for each module in `quantized_layers`.
 
+    Returns None if the file quantises nothing, and `Unplanned` for an unknown format.
+
     An NVFP4 file without a list of excluded modules is read as if it had the list of NVIDIA's DeepSeek-V3.
     """
     algorithm = said.get("quant_algo")
@@ -243,7 +245,10 @@ def _read_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
 
 
 def _read_lists(said: Mapping[str, Any]) -> Form | Unplanned | None:
-    """Read a ModelOpt file of mixed precision: a format for each listed module; other modules are not quantised."""
+    """Read a ModelOpt file of mixed precision: a format for each listed module; other modules are not quantised.
+
+    Returns `Unplanned` for an unknown format.
+    """
     named = said.get("quantized_layers")
     if not isinstance(named, Mapping):
         if isinstance(said.get("config_groups"), Mapping):
@@ -377,7 +382,10 @@ def _precision_of(layers: Sequence[Layer], form: Form) -> Quantisation | Unplann
 
 
 def _choose_precision(expert: Format, *, has_eight_bits: bool) -> Precision | None:
-    """Return the precision of checkpoints with routed experts in `expert`, and with or without other 8-bit modules."""
+    """Return the precision of checkpoints whose routed experts are in the format `expert`; None if there is none.
+
+    `has_eight_bits` tells whether other modules are in an 8-bit format.
+    """
     if expert == "nvfp4":
         return "fp8_fp4" if has_eight_bits else "fp4"
     if expert == "mxfp4":

@@ -118,7 +118,10 @@ def _refuse_quantisation(written: str, name: str, reason: str) -> Finding:
 
 
 def _read_model(config: Any, written: str, beside: _QuantisationFile | None) -> tuple[Model, str | None] | Finding:
-    """Return the model with its weights' formats, and the name of its quantisation if that cannot be planned."""
+    """Return the model with its weights' formats, and the name of its quantisation if that cannot be planned (or None).
+
+    Returns a finding if the file is wrong.
+    """
     found = _read_shapes(config, written)
     if isinstance(found, Finding):
         return found
@@ -162,7 +165,7 @@ def _read_shapes(config: Any, written: str) -> Model | Finding:
 
 
 def _tokenizer_with_code(path: Path) -> bytes | None:
-    """Return the `tokenizer_config.json` at `path` if it names code. The file is optional."""
+    """Return the content of the `tokenizer_config.json` at `path` if the file names code; None if not, or if absent."""
     try:
         content = read_file(path, MAX_CONFIG_BYTES) if path.is_file() else b""
         config = json.loads(content)
@@ -268,7 +271,7 @@ def _refuse_family(config: Mapping[str, Any], written: str) -> Finding:
 
 
 def _family_by_architecture(config: Mapping[str, Any]) -> str | None:
-    """Return the family that the file's architecture names, if the file has that family's keys."""
+    """Return the family that the file's architecture names, if the file has that family's keys; else None."""
     named = re.sub("For(CausalLM|ConditionalGeneration)$", "", _architecture(config) or "").lower()
     family = next((each for each in FAMILIES if each.replace("_", "") == named), None)
     return family if family and not _missing_keys(family, config) else None

@@ -144,7 +144,7 @@ class Shapes(BaseModel):
         return None if any(is_moe) else f"by {self.order}, none of the {len(is_moe)} layers has experts"
 
     def _uneven_groups(self) -> str | None:
-        """Explain groups that do not divide the experts, or a token that goes to more groups than there are."""
+        """Explain groups that do not divide the experts, or too many groups for a token; return None if all is well."""
         experts = self.experts()
         num_groups, chosen = experts.num_groups, experts.num_groups_per_token
         if wrong := explain_uneven("n_group", num_groups, self.counts_experts, experts.num_routed):

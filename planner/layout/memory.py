@@ -240,8 +240,8 @@ def staging_bytes(spec: ResolvedSpec, layout: PhaseLayout) -> int | None:
 def _as_loaded(spec: ResolvedSpec, model: Model, layout: PhaseLayout) -> Weights:
     """Return a GPU's weights as its engine has them in memory.
 
-    The bundled runtime loads no encoders, and has latent attention's expansion once, in BF16. Other engines have it
-    twice.
+    The bundled runtime loads no encoders, and has latent attention's expansion once, in BF16. Other engines have the
+    expansion twice.
     """
     weights = weights_of(model, layout.precision, layout.dense_tp)
     if spec.written.engine_name == OURS:
@@ -257,7 +257,7 @@ def _sparse_buffer(spec: ResolvedSpec, model: Model, section: PhaseSpec, kv_valu
 
 
 def _report_misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
-    """Return the finding that no request fits. It names a limit that is too high, or the largest part's field."""
+    """Return the finding that no request fits, with a limit that is too high, or else the field of the largest part."""
     field = _find_high_limit(plan.phase, spec) or _largest_part_field(plan)
     rule = (
         f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "

@@ -54,8 +54,8 @@ class Arrangement:
     def rating(self) -> tuple[int, ...]:
         """Return the sort key of the placement; lower is better: the counts, then crowding, then moves.
 
-        Crowding tells how much units that should not be lost together share racks and power domains. It shows progress
-        before the worst loss falls: a unit has left a power domain only when its last rack there is free. Moves alone
+        Crowding tells how much units that should not be lost together share racks and power domains. Crowding falls
+        before the worst loss does: a unit has left a power domain only when its last rack there is free. Moves alone
         never justify a step. If cells are whole leaves, the crowding of leaves stands for that of racks and domains.
         """
         losing = self._loss_counters()

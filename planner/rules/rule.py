@@ -41,7 +41,7 @@ LEVELS: Sequence[Level] = get_args(Level)
 
 
 class Candidate(Protocol):
-    """A spec without mistakes, and the results that rules need. Those beyond a candidate's level raise Unknown."""
+    """A spec without mistakes, and the results that rules need. Results beyond a candidate's level raise Unknown."""
 
     @property
     def resolved(self) -> ResolvedSpec:
@@ -83,7 +83,7 @@ class Candidate(Protocol):
         """The highest load of each phase on any kind of day."""
 
     def predict_with(self, phase: Phase, change: Change) -> "Prediction | None":
-        """Return the prediction of `phase` after a `change` of the spec, with the present expert map."""
+        """Return the prediction of `phase` after a `change` of the spec, with the present map; None if unknown."""
 
     def predict_at_peak(self, load: "PhaseLoad") -> "Prediction | None":
         """Return the prediction of units that serve all of `load`, one of `peak_loads`; None if they cannot."""

@@ -120,7 +120,8 @@ def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]
 def loading_times(starts: Sequence[Start], num_days: int = 1) -> tuple[float, ...]:
     """Return how many seconds the units of each start take to read their weights, waits for earlier starts included.
 
-    They are infinite if the days are too short to read all the bytes. The starts of `num_days` days repeat for ever.
+    The seconds are infinite if the days are too short to read all the bytes. The starts of `num_days` days repeat for
+    ever.
     """
     if sum(each.num_bytes / each.bytes_per_s for each in starts) > num_days * DAY_S:
         return (inf,) * len(starts)

@@ -100,7 +100,8 @@ def read_calibration(path: Path) -> Calibration:
 def calibrate(case: Case, evidence: Evidence, calibration: Calibration) -> tuple[Case, Evidence, Correction | None]:
     """Return the case corrected by the file's factor, evidence that names the file, and the correction.
 
-    A file without rows of the phase changes nothing. Raises CallError for an implausible row.
+    If the file has no row of the phase, case and evidence are unchanged and the correction is None. Raises CallError
+    for an implausible row.
     """
     rows = [row for row in calibration.rows if _covers_phase(row, case.phase)]
     if not rows:
@@ -170,9 +171,9 @@ def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
 
 
 def _point_of_sglang(each: Mapping[str, Any]) -> dict[str, float]:
-    """Return the operating point of a result of SGLang's benchmark: the mean KV of requests, if it has their lengths.
+    """Return `kv_tokens`, the mean KV of requests, if a result of SGLang's benchmark has the requests' lengths.
 
-    Its concurrency is not used, because that counts the whole service.
+    The benchmark's concurrency is not used, because that counts the whole service.
     """
     names = ("random_input_len", "random_output_len")
     if any(each.get(name) is None for name in names):

@@ -51,8 +51,8 @@ class OperatingPoint:
     def cache_read_time(self, computed_tokens: float, kv_bytes_per_token: float) -> Seconds:
         """Return the time in which a node reads the cached KV for prompts of which `computed_tokens` are computed.
 
-        The ranks of a node share one rate. They read ahead while they compute, so a step takes the longer of the two
-        times. A prompt waits for the read of its own cached KV before its first step.
+        The ranks of a node share one rate. Ranks read ahead while they compute, so a step takes the longer of reading
+        and computing. A prompt waits for the read of its own cached KV before its first step.
         """
         num_bytes = self.cached_bytes(computed_tokens, kv_bytes_per_token)
         rate = BytesPerSecond(self.cache_read_gbps * BYTES_PER_GBIT)

@@ -358,7 +358,10 @@ def _decode_latencies(
 def _prompt_latencies(
     case: Case, rates: Estimate, rate: float, turns: SteadyTurns | None
 ) -> tuple[Estimate, Estimate, float | None]:
-    """Return the mean and the 99th percentile of TTFT, and the seconds to send a prompt's KV from prefill to decode."""
+    """Return the mean and the 99th percentile of TTFT, and the seconds to send a prompt's KV from prefill to decode.
+
+    The seconds are None in mixed units, and if the GPU has no NIC.
+    """
     point, group = case.point, case.unit.attention_tp
     step = max(_full_prompt_step(case).seconds, _step_read_time(case)) / case.engine.factor.get(case.phase, 1.0)
     wait, rarely = point.queued_steps * step, point.queued_steps_exceeded_by(RARE) * step

@@ -38,7 +38,7 @@ class Balance(Protocol):
 class BestBalance:
     """An estimator of the lowest max/mean loads that any number of slots up to `most_slots` can reach.
 
-    It assumes that replicas can balance any load, and the least drift.
+    Replicas are assumed to balance any load, with the least drift.
     """
 
     def __init__(self, balance: "ReplicaBalance", most_slots: int) -> None:

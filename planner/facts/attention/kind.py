@@ -24,8 +24,8 @@ Role = Literal["attention", "output", "ffn", "expert", "wide", "fp32"]
 class Matrix:
     """A matrix, or several of one part and format as one. Vectors, such as biases and norms, count as matrices.
 
-    `module` is its name in a layer of DeepSeek-V3 in transformers, because checkpoints list what they quantise by name.
-    It is empty for vectors and for matrices that are never quantised.
+    `module` is the matrix's name in a layer of DeepSeek-V3 in transformers, by which checkpoints list what they
+    quantise. The name is empty for vectors and for matrices that are never quantised.
     """
 
     part: Part
@@ -86,7 +86,7 @@ class Attention(Protocol):
     def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
         """Return how many values a step of `tokens` holds in memory in attention, without the residual stream.
 
-        These are queries and results, and keys and values of one request's `context` if kernels copy them. With
+        The values are queries and results, and keys and values of one request's `context` if kernels copy them. With
         `absorbs` (decode), latent KV is not expanded, because queries have absorbed the expansion.
         """
 
