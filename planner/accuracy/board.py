@@ -77,7 +77,7 @@ class Group(Part):
 
 
 class Board(Part):
-    """All lines, and their groups."""
+    """The measured figures beside their predictions, one line each, and the errors of groups of lines."""
 
     lines: tuple[Line, ...]
     groups: tuple[Group, ...]

@@ -65,7 +65,7 @@ class Predicted:
 
     @property
     def why_not(self) -> str | None:
-        """Return why no speed is predicted, or None."""
+        """Return the reason why no speed is predicted, or None if one is."""
         return self._outlook.why_not
 
     def case(self, engine: EngineModel | None = None) -> Case:

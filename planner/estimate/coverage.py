@@ -109,7 +109,7 @@ def check_coverage(
 
 
 def check_map_coverage(maps: Mapping[Phase, ExpertMap]) -> Iterator[Finding]:
-    """Yield a finding about the phases in which some unit would lose experts with a rack, despite `coverage: rack`."""
+    """Yield a finding on the phases that miss `coverage: rack`: some unit would lose experts if it lost a rack."""
     open_phases = [phase for phase, each in maps.items() if not each.is_covered]
     if open_phases:
         rule = f"S722 must hold in all units of {' and '.join(open_phases)}, which share one expert map"

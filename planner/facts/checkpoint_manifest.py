@@ -19,7 +19,7 @@ MAX_BYTES = 100 * 2**20  # ranks read no larger manifest
 
 
 def read_weights_digest(config: Path, written: str, config_digest: str) -> str | Finding | None:
-    """Return the manifest's sha256, None if there is no manifest, or what is wrong with it.
+    """Return the manifest's sha256, None if there is no manifest, or the finding that the manifest is wrong.
 
     The manifest lies beside `config`; `written` is the config's path as the spec writes it.
     """

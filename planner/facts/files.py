@@ -59,7 +59,7 @@ def read_file(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 
 def explain_unreadable(error: OSError, base: str = "this file's folder") -> tuple[str, str]:
-    """Return why a file that a user named cannot be read, and what to do. Users write paths relative to `base`."""
+    """Return (reason, fix) for a file that a user named and that cannot be read. Paths are relative to `base`."""
     fix = f"give the path relative to {base}"
     if isinstance(error, _OutOfBounds):
         fix = "keep the file in the repository, and write its path here"

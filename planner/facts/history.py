@@ -62,7 +62,10 @@ class HistoryFile:
 
 
 def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Finding:
-    """Return the past days at `path` or what is wrong with them; `written` is the path in the spec."""
+    """Return the past days in the file at `path`, or the finding that the file is wrong.
+
+    `written` is the path in the spec; `zone` is the time zone of the file's times.
+    """
     try:
         content = read_file(path, MAX_BYTES)
     except OSError as error:
@@ -82,7 +85,7 @@ def read_history(path: Path, written: str, zone: str = UTC) -> HistoryFile | Fin
 
 
 def _read_rows(content: bytes) -> list[tuple[str, str]] | str:
-    """Return each row's time and demand as written, or why the file cannot be read as CSV."""
+    """Return each row's time and demand as written, or the reason why the file cannot be read as CSV."""
     try:
         reader = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
         names = [name.strip() for name in reader.fieldnames or ()]

@@ -81,7 +81,10 @@ def row_without_load(rows: Loads) -> int | None:
 
 
 def read_loads(path: Path, written: str, option: str = "expert_load.file") -> LoadFile | Finding:
-    """Return the loads at `path` or what is wrong with them; the user wrote the path as `written` in `option`."""
+    """Return the loads in the file at `path`, or the finding that the file is wrong.
+
+    The user wrote the path as `written` in the field or argument `option`.
+    """
     try:
         content = read_file(path, MAX_LOADS_BYTES)
         document = _read_npy(content) if path.suffix == ".npy" else json.loads(content)
@@ -100,7 +103,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
 
 
 def _explain_other_file(path: Path) -> tuple[str, str]:
-    """Return why a file that is neither numpy's nor JSON cannot be read, and how to make one that can."""
+    """Return (reason, fix) for a load file that is neither numpy's nor JSON: the fix makes it one of the two."""
     if path.suffix == ".safetensors":
         return (
             "TensorRT-LLM records such a file a rank, and a tensor in it for each iteration and layer",

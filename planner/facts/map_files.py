@@ -105,7 +105,7 @@ def _json(document: dict[str, Any]) -> str:
 
 
 def read_map(path: Path) -> MapFile | Finding:
-    """Return the map in a file of our format or SGLang's, or what is wrong with the file."""
+    """Return the map in a file of our format or SGLang's, or the finding that the file is wrong."""
     try:
         document = json.loads(read_file(path))
     except OSError as error:

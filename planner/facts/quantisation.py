@@ -80,10 +80,7 @@ KNOWN = (FP8, NVFP4, FP8_NVFP4, W4AFP8, MXFP4, FP8_MXFP4, W4A16)
 
 
 def kv_dtype(precision: Precision, kv_precision: KvPrecision | None = None) -> KvDtype:
-    """Return the data type of KV: `kv_precision` if given.
-
-    Otherwise it is FP32 in fp32, and BF16 in all other precisions.
-    """
+    """Return the data type of KV: `kv_precision` if given, else FP32 in fp32 and BF16 in all other precisions."""
     return kv_precision or ("fp32" if precision == "fp32" else "bf16")
 
 

@@ -239,7 +239,7 @@ def _parts(name: str) -> Iterator[str]:
 
 
 def _compile_globs(globs: Sequence[str]) -> re.Pattern[str]:
-    """Return one pattern for the names that any of `globs` matches, and for the children of these."""
+    """Return one pattern for the module names that any of `globs` matches, and for the names of submodules."""
     return re.compile("|".join(translate(form) for each in globs for form in (each, f"{each}.*")))
 
 

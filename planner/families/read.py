@@ -41,7 +41,7 @@ class ModelConfig:
 
 
 def read_model_config(path: Path, written: str) -> ModelConfig | Finding:
-    """Return the model of the `config.json` at `path`, or what is wrong with the file.
+    """Return the model of the `config.json` at `path`, or the finding that the file is wrong.
 
     `written` is the path as the spec writes it.
     """
@@ -76,7 +76,10 @@ def read_model_config(path: Path, written: str) -> ModelConfig | Finding:
 
 
 def model_of(config: Any, written: str) -> Model | Finding:
-    """Return the model of a parsed `config.json`, or what is wrong with it; `written` is its path in the spec."""
+    """Return the model of a parsed `config.json`, or the finding that the file is wrong.
+
+    `written` is the file's path in the spec.
+    """
     found = _read_model(config, written, None)
     return found if isinstance(found, Finding) else found[0]
 
@@ -91,7 +94,7 @@ class _QuantisationFile:
 
 
 def _read_quantisation_file(path: Path, written: str) -> _QuantisationFile | Finding | None:
-    """Return the first quantisation file (`BESIDE`) that exists beside config.json, None, or what is wrong with it."""
+    """Return the first quantisation file (`BESIDE`) beside config.json, None, or the finding that the file is wrong."""
     for name, method in BESIDE.items():
         file = path.with_name(name)
         if not file.exists():
@@ -148,7 +151,7 @@ def _quantization(config: Any) -> Any:
 
 
 def _read_shapes(config: Any, written: str) -> Model | Finding:
-    """Return the model with its shapes but without the formats of weights, or what is wrong with the file."""
+    """Return the model with its shapes but without the formats of weights, or the finding that the file is wrong."""
     model_type = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(model_type, str):
         return _refuse(written, "S302 must be a checkpoint's config.json", "it is not a JSON object with a model_type")
@@ -278,7 +281,7 @@ def _family_by_architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def _refuse_model_type(config: Mapping[str, Any], written: str, family: str) -> Finding:
-    """Return the finding that the file has `family`'s keys but another model_type, or what else is wrong with it."""
+    """Return the finding that the file has `family`'s keys but another model_type, or a finding on another mistake."""
     found = _read_model({**config, "model_type": family}, written, None)
     if isinstance(found, Finding):
         return found
@@ -303,7 +306,7 @@ def _refuse(written: str, rule: str, reason: str, fix: str = "point to the check
 
 
 def _recognise_file(content: bytes) -> tuple[str, str] | None:
-    """Return what kind of file a file that is not JSON is, and what to do; None for an unknown kind."""
+    """Return (reason, fix) for a web page or git-lfs pointer in place of a JSON file; None for any other content."""
     if content.startswith(LFS_POINTER):
         return "it is a pointer of git-lfs, and the file itself was not fetched", "fetch it with git lfs pull"
     if content.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):

@@ -70,7 +70,7 @@ class Shapes(BaseModel):
         return None
 
     def planning_obstacle(self) -> str | None:
-        """Return why the planner cannot plan these shapes, or None if it can. The shapes are known to be consistent."""
+        """Return the reason why the planner cannot plan these shapes, which are consistent; None if it can."""
         if not any(layer.attention.kv(1).entry_bytes for layer in self.layers()):
             return "no layer keeps KV of all tokens, by which memory for them is planned"
         is_moe = self.is_moe()  # an expert map's rows are consecutive layers
@@ -111,7 +111,7 @@ class Shapes(BaseModel):
         return ", and ".join(dict.fromkeys(each for each in wrong if each)) or None
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield for each number of heads why it does not divide what it must divide, or None if it does."""
+        """Yield for each number of heads the reason why it does not divide what it must divide; None if it does."""
         yield None
 
     def model(self, file: File) -> Model:

@@ -57,7 +57,7 @@ class Places:
 
     @cached_property
     def cells(self) -> tuple[tuple[int, ...], ...]:
-        """The cells in each place."""
+        """Place -> the cells in the place."""
         return tuple(
             tuple(cell for cell, own in enumerate(self.of_cell) if own == place) for place in range(len(self.sizes))
         )

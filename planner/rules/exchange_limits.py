@@ -71,7 +71,7 @@ def decode_steps_fit_exchange(c: Candidate) -> Iterator[Finding]:
 
 
 def fits_memory(memory: MemoryPlan | None) -> bool:
-    """Return whether a GPU's memory holds the model and one request; True if its memory is unknown."""
+    """Return whether a GPU's memory holds the model and one request; True if the memory is unknown."""
     return memory is None or memory.missing_bytes <= 0
 
 
@@ -81,7 +81,7 @@ def has_replica_slots(spec: ResolvedSpec, phase: Phase) -> bool:
 
 
 def explain_missing_replicas(spec: ResolvedSpec, phase: Phase) -> str | None:
-    """Return why the engine has only one slot per expert; None if it can have more, or if that is unknown."""
+    """Return the reason why the engine has only one slot per expert; None if it may have more, or if unknown."""
     engine, version = spec.written.engine_name, spec.written.engine_version or ""
     model = ENGINE_MODELS.get(engine, {}).get(version, {}).get(spec.model.model_type)
     if model is None:

@@ -88,7 +88,7 @@ def _kept_bytes(c: ValidValues) -> int:
 
 
 def _ranks_per_node(c: ValidValues, phase: Phase) -> int | None:
-    """Return the ranks of `phase` on one node; None if the spec lacks the phase or a valid size."""
+    """Return the number of ranks of `phase` on one node; None if the spec lacks the phase or a valid size."""
     ep_size, per_node = c.get(f"{phase}.ep_size"), c.get("cluster.gpus_per_node")
     return None if ep_size is None or per_node is None else min(ep_size, per_node)
 

@@ -118,7 +118,7 @@ class ValidValues:
         return counts
 
     def gpus_per_unit(self, phase: Phase) -> int | None:
-        """Return the GPUs that a unit of `phase` can have on nodes free of other phases; None if no node is."""
+        """Return how many GPUs a unit of `phase` can have on nodes free of other phases; None if none or unknown."""
         nodes, per_node = self.get("cluster.nodes"), self.get("cluster.gpus_per_node")
         if nodes is None or per_node is None or f"{phase}.units" not in self.values:
             return None
@@ -143,7 +143,7 @@ class ValidValues:
 
     @property
     def largest_group(self) -> int | None:
-        """Return the GPUs of a node if the engine keeps each attention group on one node; else None."""
+        """Return the number of GPUs of a node if the engine keeps each attention group on one node; else None."""
         name = self.engine
         if name is None or name not in ENGINES or ENGINES[name].groups_span_nodes:
             return None

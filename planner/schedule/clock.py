@@ -98,7 +98,10 @@ class _Calendar:
         self._states: dict[str, _States] = {}
 
     def units_at(self, instant: int) -> tuple[str, ...]:
-        """Return the units that are on at an instant; in an hour that clocks show twice, those of its busiest state."""
+        """Return the units that are on at an instant.
+
+        At every instant of an hour that clocks show twice, all units are on that some part of the hour needs.
+        """
         wall = wall_time(instant, self._zone)
         states, repeated = self._states_on(wall.date), _repeated_minutes(wall.date, self._zone)
         if repeated is None or not repeated[0] <= wall.minute < repeated[1]:

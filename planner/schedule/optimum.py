@@ -85,7 +85,7 @@ def solve_days(needed: Sequence[Sequence[int]], switching: Switching) -> list[tu
 
 
 def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching) -> list[int] | None:
-    """Return the units on in each slot of the best day that begins with `first` units; None if there is no such day.
+    """Return how many units are on in each slot of the best day that begins with `first` units; None if none can.
 
     The `first` units are on for `stay` slots, and must be enough for them. Any kind of day can follow.
     """
@@ -163,7 +163,8 @@ def _switch_costs(top: int, switching: Switching) -> "Costs":
 def _closing_costs(costs: "Costs", top: int, start_age: int, switch: "Costs") -> "Costs":
     """Return the cost of a day that ends in each state, `[number, age]`, and goes back to its first state.
 
-    The first state is `top` units of age `start_age`. The cost is infinite for a state that it cannot follow.
+    The first state is `top` units of age `start_age`. The cost is infinite for a last state
+    that the first state cannot follow.
     """
     import numpy as np  # as above
 

@@ -243,7 +243,8 @@ def _candidate_fleets(
 ) -> Iterator[Fleet]:
     """Yield the fleets of the offered layouts that may have the highest throughput.
 
-    With two free phases, these lie on both sides of the count at which the bottleneck moves to the other phase.
+    With two free phases there are two such fleets: with one unit more of the first phase, the bottleneck moves from the
+    first phase to the other.
     """
     free = [phase for phase in offers if written[phase] is None]
     units = {phase: number or floor[phase] for phase, number in written.items()}

@@ -219,7 +219,10 @@ class _Search:
         return self.kv_shares[key] >= (goal.share if phase in goal.phases else ONE_REQUEST)
 
     def _has_slots(self, phase: Phase, numbers: Mapping[str, Any]) -> bool:
-        """Return whether `numbers` give enough slots to survive the loss of a node. Racks need at least as many."""
+        """Return whether `numbers` give enough slots to survive the loss of a node.
+
+        To survive the loss of a rack takes at least as many slots.
+        """
         section = self.spec.phase(phase).model_copy(update=numbers)
         fewest = fewest_slots(self.spec, section.ep_size)
         slots = (self.spec.model.num_routed_experts + section.redundant_experts) // section.ep_size
@@ -320,7 +323,10 @@ def _reopen_points(candidate: Candidate) -> Candidate:
 
 
 def _reduce_auto_units(candidate: Candidate) -> Candidate:
-    """Set decided numbers of units to 1, because the planner would decide fewer units if they grow."""
+    """Return the candidate with decided numbers of units set to 1, and without a schedule that follows traffic.
+
+    The planner would decide on fewer units if a change made units larger.
+    """
     spec = candidate.resolved
     if spec.has_windows_of_traffic:
         return candidate.with_change({"schedule": None} | {f"{phase}.units": 1 for phase in spec.phases})

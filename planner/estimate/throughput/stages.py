@@ -227,7 +227,7 @@ def _prompt_attention(
 
 
 def _all_reduce(setup: Setup, tokens: float) -> Seconds:
-    """Return the time of the all-reduce that sums results of `tokens` over the GPUs that share attention."""
+    """Return the time of the all-reduce that sums the results of `tokens` tokens over the GPUs that share attention."""
     n = setup.unit.attention_tp
     if n == 1:
         return Seconds(0.0)

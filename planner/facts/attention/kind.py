@@ -74,7 +74,7 @@ class Attention(Protocol):
     def num_kv_heads(self) -> int:
         """Return the number of KV heads, `num_heads` if KV has none.
 
-        With more GPUs than KV heads, several hold one head.
+        With more GPUs than KV heads, several GPUs hold the same head.
         """
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
