@@ -74,7 +74,7 @@ class PhaseCost(Part):
 
 
 class Freed(Part):
-    """The node-hours of a day for which nodes of the peak are off, and the dollars that such node-hours cost."""
+    """The node-hours of a day for which nodes of the peak are off, and their price in dollars at the common rate."""
 
     node_hours_per_day: float
     usd_per_day: float

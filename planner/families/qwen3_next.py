@@ -31,7 +31,7 @@ class Qwen3NextShapes(SharedExpertShapes):
     per_layer: ClassVar[tuple[str, ...]] = ("layer_types",)
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield why numbers of heads, also of linear layers, do not divide what they must; None for one that does."""
+        """Yield the reason why a number of heads (linear layers' too) does not divide what it must; None if it does."""
         yield from super().uneven_heads()
         keys, values = self.linear_num_key_heads, self.linear_num_value_heads
         yield explain_uneven("linear_num_key_heads", keys, "linear_num_value_heads", values)

@@ -109,9 +109,8 @@ def with_expansion(weights: Weights, model: Model, precision: Precision) -> Weig
     """Return `weights` with latent attention's expansion (kv_b) as the checkpoint has it, 1.0 GB for DeepSeek-V3.
 
     SGLang and vLLM keep the expansion beside the two BF16 matrices for absorption (2.0 GB) that they make of it, and
-    that `absorbed` counts. Sources: sglang
-    0.5.23 models/deepseek_v2.py, post_load_weights; vllm 0.33.0 model_executor/layers/attention/mla_attention.py,
-    process_weights_after_loading.
+    that `absorbed` counts. Sources: sglang 0.5.23 models/deepseek_v2.py, post_load_weights; vllm 0.33.0
+    model_executor/layers/attention/mla_attention.py, process_weights_after_loading.
     """
     expansion = sum(
         count * layer.attention.expansion

@@ -109,7 +109,7 @@ def units_are_set_once(c: ValidValues, phase: Phase) -> Iterator[Finding]:
 
 
 def options_need_auto(c: ValidValues, field: str) -> Iterator[Finding]:
-    """Reject an option that has an effect only if a certain field is `auto`, if that field is not `auto`."""
+    """Reject an option that has an effect only if some field is `auto`, where that field has a value."""
     decided = next(path for path, fields in AUTO_OPTIONS.items() if field in fields)
     value: Any = c[field]
     c.require(decided)
