@@ -198,7 +198,7 @@ def list_cases(
 def _price_stretches(
     spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]], most_per_node: Mapping[Phase, float]
 ) -> tuple[_PricedStretch, ...]:
-    """Cut the day into stretches and return each with its bill, demand and income.
+    """Return the day's stretches, each with its bill, demand and income.
 
     `on` has the number of nodes of each phase that are on at each time of day.
     """

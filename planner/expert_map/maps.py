@@ -130,7 +130,7 @@ def _summarize_windows(problem: Problem, first: _FreshMap, slots_LGS: Ints) -> W
 
 
 def _first_map(problem: Problem) -> _FreshMap:
-    """Make the first step's map; with failure domains this is only a packing with two replicas of each expert."""
+    """Return the map of the first step; with failure domains only a packing with two replicas of each expert."""
     loads_LE, sizes = problem.mean_loads, problem.sizes
     if problem.domains:
         slots_LGS = native.pack(loads_LE, sizes, least=2)[0]
@@ -166,7 +166,7 @@ def _compute_bounds(problem: Problem, first: _FreshMap) -> tuple[Floats, tuple[B
 
 
 def _search_further(problem: Problem, first: _FreshMap, bound_L: Floats) -> Ints:
-    """Do the second step: return the map that a search from the first map finds, slots `[L, G, S]`."""
+    """Return the map of the second step, slots `[L, G, S]`: a search from the first map finds it."""
     sizes = problem.sizes
     if problem.is_plain or problem.gpus_hold_all_experts:
         return first.slots_LGS

@@ -41,7 +41,7 @@ def number_experts(rows: Rows, order_LE: Ints, sizes: Sizes) -> Ints:
 
 
 def restore_experts(rows: Rows, order_LE: Ints, sizes: Sizes, *, is_fresh: bool) -> tuple[tuple[int, ...], ...]:
-    """Replace the numbers in a map by their experts. In a fresh map, sort the experts of each GPU."""
+    """Return a map with numbers replaced by their experts, `[L][N]`. In a fresh map, each GPU's experts are sorted."""
     slots_LGS = _look_up(as_slots(rows, sizes), order_LE)
     return as_rows(np.sort(slots_LGS, axis=2) if is_fresh else slots_LGS)
 

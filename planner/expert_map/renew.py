@@ -215,7 +215,7 @@ def remove_repeats(loads_LE: Floats, slots_LGS: Ints, num_nodes: int = 1) -> Int
 
 
 def match_gpus(fresh_GS: Ints, previous_GS: Ints, num_nodes: int) -> Ints:
-    """Reorder a layer's fresh map, its nodes and each node's GPUs, so that most experts are where they were before."""
+    """Return a layer's fresh map, `[G, S]`, with nodes and their GPUs reordered so that most experts stay in place."""
     num_experts = int(max(fresh_GS.max(), previous_GS.max())) + 1
     fresh = fresh_GS.reshape(num_nodes, -1, fresh_GS.shape[1])
     previous = previous_GS.reshape(fresh.shape)
@@ -237,7 +237,7 @@ def _most_alike(rows: Ints, places: Ints, num_experts: int) -> Ints:
 
 
 def align_slots(slots_LGS: Ints, previous_LGS: Ints) -> Ints:
-    """Reorder the experts on each GPU so that experts that stay on the GPU keep their slots."""
+    """Return the map with the experts on each GPU reordered, so that experts that stay on the GPU keep their slots."""
     aligned = slots_LGS.copy()
     for index, gpu in np.argwhere((slots_LGS != previous_LGS).any(axis=2)):
         coming = slots_LGS[index, gpu].tolist()

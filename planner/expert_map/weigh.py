@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 
 def scale(loads: Sequence[Sequence[float]] | Floats) -> Floats:
-    """Scale loads to whole numbers, `[L, E]`; each layer sums to at most 2^44.
+    """Return loads scaled to whole numbers, `[L, E]`; each layer sums to at most 2^44.
 
     Loads are multiplied by a power of two and rounded down. The power depends on the largest load alone, because a sum
     of floats would depend on the order of addition.

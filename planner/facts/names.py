@@ -69,7 +69,7 @@ DEPLOYMENT_API_VERSION, DEPLOYMENT_KIND = f"{DOMAIN}/v1alpha1", "TidemillDeploym
 
 
 class Ports:
-    """The ports that processes listen on. A rank adds its number on the node to KV and METRICS."""
+    """The ports that processes listen on. To KV and METRICS a rank adds the number that it has on its node."""
 
     RENDEZVOUS = 29500  # on the unit's leader: the store by which its ranks find each other
     PLACES = 29501  # on the unit's leader: where its nodes claim their places in the unit

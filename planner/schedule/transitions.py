@@ -97,7 +97,7 @@ def plan_transitions(
 
 
 def plan_stages(windows: Sequence[Window], times: StartTimes, warm_up: float) -> dict[int, tuple[Stage, ...]]:
-    """Return the stages of each start with the times at which they begin, by the minute at which its units serve."""
+    """Return minute at which a start's units serve -> the start's stages, with the times at which stages begin."""
     starts = starts_of(windows, times)
     return {
         each.minute: _stages(each.minute * MINUTE_S - warm_up, loading, times)

@@ -212,7 +212,10 @@ def _speed_defaults(spec: ResolvedSpec) -> Numbers:
 
 
 def _fill_nodes(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
-    """Replace each remaining `units: auto` with as many units as the nodes hold, equally many of each phase."""
+    """Return `spec` with as many units as the nodes hold in place of each `units: auto` left, and the decisions.
+
+    Each phase gets equally many units.
+    """
     left = [phase for phase in spec.phases if is_auto(spec.phase(phase), "units")]
     if not left:
         return spec, []

@@ -117,7 +117,7 @@ def traffic_demand(spec: ResolvedSpec) -> Demand | None:
 
 
 def with_max_nodes(spec: ResolvedSpec) -> ResolvedSpec:
-    """Replace `cluster.nodes: auto` with MAX_NODES while units are being decided."""
+    """Return `spec` with MAX_NODES in place of `cluster.nodes: auto`, while units are being decided."""
     return change_spec(spec, {"cluster.nodes": MAX_NODES}) if is_undecided(spec.cluster.nodes) else spec
 
 

@@ -314,7 +314,7 @@ def _kv_share(spec: ResolvedSpec, phase: Phase) -> float:
 
 
 def _reopen_points(candidate: Candidate) -> Candidate:
-    """Reset the decided fields of operating points to `auto`, so that they follow changed limits."""
+    """Return the candidate with decided fields of operating points reset to `auto`, so that they follow new limits."""
     paths = {
         f"operating_point.{phase}.{asked}" for phase in candidate.resolved.phases for asked in POINT_FIELDS.values()
     }

@@ -123,7 +123,7 @@ def read_length(written: str) -> float:
 
 
 def machine_times(num_cores: int, largest_start: int) -> MachineTimes:
-    """Return the seconds in which a unit starts and drains on a machine with `num_cores`.
+    """Return how many seconds a unit takes to start and how many to drain, on a machine with `num_cores`.
 
     `largest_start` is the largest number of ranks that start at once.
     """

@@ -23,7 +23,7 @@ SPLITS: dict[SplitRule, int] = {"equal": 0, "local_first": 1, "first_on_node": 2
 
 
 def _load() -> ctypes.CDLL:
-    """Load the compiled library; raise ImportError if it is missing or was built from other sources."""
+    """Return the compiled library. Raises ImportError if the library is missing or was built from other sources."""
     problem = "is missing"
     if LIBRARY.exists():
         library = ctypes.CDLL(str(LIBRARY))
@@ -95,9 +95,10 @@ class Search:
 
 
 def improve(loads_LWE: Floats, start_LGS: Ints, search: Search) -> tuple[Ints, Floats]:
-    """Search from `start_LGS`: return maps, slots `[L, G, S]`, and their fullest GPUs' load in the worst window, `[L]`.
+    """Return the maps that a search from `start_LGS` finds, slots `[L, G, S]`, and the fullest GPUs' loads, `[L]`.
 
-    A layer stays as it is if not every expert of it can be in two failure domains.
+    Of several windows, the load is that of the worst window. A layer stays as it is if not every expert of the layer
+    can be in two failure domains.
     """
     num_layers, num_windows, num_experts = loads_LWE.shape
     slots_LGS, fullest_L = np.zeros(start_LGS.shape, np.int64), np.zeros(num_layers)
