@@ -101,7 +101,7 @@ def recording(path: Path | None, rank: int) -> Iterator[None]:
 
 
 def span(name: str, **where: Any) -> AbstractContextManager[None]:
-    """Record a call on the compute track."""
+    """Record a call on the compute track, with `where` as its arguments. Does nothing without an open trace."""
     if _recorder is None:
         return nullcontext()
     where["micro_batch"] = _recorder.micro_batch

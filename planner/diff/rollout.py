@@ -84,9 +84,9 @@ def worst_rollout(ways: Mapping[Tool, Rollout]) -> Rollout:
 
 
 def may_take_turns(plan: Plan) -> bool:
-    """Return whether a controller, if the plan had one, would surely change its units in turns.
+    """Return whether the plan has no controller, and with one would change its units in turns.
 
-    Only LeaderWorkerSets of our own engine surely change so.
+    Only LeaderWorkerSets of our own engine are sure to change so.
     """
     return not _has_controller(plan) and plan.kubernetes.unit_kind == "leaderworkerset" and plan.engine == OURS
 

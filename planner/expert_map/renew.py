@@ -225,7 +225,10 @@ def match_gpus(fresh_GS: Ints, previous_GS: Ints, num_nodes: int) -> Ints:
 
 
 def _most_alike(rows: Ints, places: Ints, num_experts: int) -> Ints:
-    """Return a row for each place, `[places]`. Rows and places with most experts in common are matched first."""
+    """Return the number of the row for each place, `[places]`. Rows and places are lists of experts.
+
+    A row and a place with most experts in common are matched first.
+    """
     held = [np.stack([np.bincount(row, minlength=num_experts) for row in each]) > 0 for each in (rows, places)]
     common = held[1].astype(np.int64) @ held[0].T.astype(np.int64)
     chosen = np.zeros(len(places), dtype=np.int64)

@@ -245,9 +245,9 @@ def _read_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
 
 
 def _read_lists(said: Mapping[str, Any]) -> Form | Unplanned | None:
-    """Read a ModelOpt file of mixed precision: a format for each listed module; other modules are not quantised.
+    """Read a ModelOpt file of mixed precision: a format for each module in `quantized_layers`, and no other.
 
-    Returns `Unplanned` for an unknown format.
+    A file without that list is read by its `config_groups`. Returns `Unplanned` for an unknown format.
     """
     named = said.get("quantized_layers")
     if not isinstance(named, Mapping):
@@ -382,7 +382,7 @@ def _precision_of(layers: Sequence[Layer], form: Form) -> Quantisation | Unplann
 
 
 def _choose_precision(expert: Format, *, has_eight_bits: bool) -> Precision | None:
-    """Return the precision of checkpoints whose routed experts are in the format `expert`; None if there is none.
+    """Return the `Precision` (such as `fp8_fp4`) of checkpoints whose routed experts are in `expert`; None without one.
 
     `has_eight_bits` tells whether other modules are in an 8-bit format.
     """

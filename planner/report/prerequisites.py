@@ -87,7 +87,10 @@ def _unnamed_weights(spec: Spec, checkpoint: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _gateway_folder(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite on a hostPath that the gateway reads, unless the spec gives its volumes or an overlay."""
+    """Yield (kind, path, text) for the hostPath that the gateway's node must have.
+
+    Nothing if the spec sets the gateway's own volumes, or an overlay of its pod.
+    """
     kubernetes, stage = spec.kubernetes, spec.kubernetes.stage
     is_pinned = kubernetes.gateway.volumes is not None or (kubernetes.overlay and kubernetes.overlay.gateway_pod)
     if is_pinned or spec.engine_name != OURS or spec.checkpoint is None:

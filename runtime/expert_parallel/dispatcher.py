@@ -293,7 +293,10 @@ class AllToAllDispatcher:
         """Do nothing: any number of tokens is dispatched in the same way."""
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Exchange rows, each after its token's slots. Copy each arriving row for each of its slots here."""
+        """Begin to send each token's row, with its slot numbers in front.
+
+        On arrival, a row is copied once for each of its slots on this rank.
+        """
         pairs_WM = self.count_pairs(slots_TK)
         row_of_pair = inverse_order((slots_TK // self.slots_per_rank).flatten().argsort(stable=True))
         exchange = self.exchange(self.prepend_slots(self.row_format.encode(x_TD), slots_TK), slots_TK, pairs_WM)

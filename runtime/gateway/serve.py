@@ -150,7 +150,7 @@ def _rank_limits(launch: GatewayLaunch) -> RankLimits:
 
 
 def _queue_limits(launch: GatewayLaunch, num_gateways: int) -> QueueLimits:
-    """Return the limits of the queues: each gateway's part of the requests that may wait here instead of at ranks."""
+    """Return the limits of one gateway's queues: its share of the requests that may wait at gateways, not at ranks."""
     prompt_tokens_ahead = BATCHES_AHEAD * launch.limits.max_batch_tokens
     num_queued = (launch.max_queued_requests - _num_ahead(launch)) // num_gateways
     return QueueLimits(num_queued, prompt_tokens_ahead, launch.resume_timeout_s)

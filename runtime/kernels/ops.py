@@ -96,7 +96,7 @@ class Ops:
         return fp8.quantise_rows(x_RD, power_of_two)
 
     def fp8_matmul(self, x: Quantised, w: Quantised, dtype: torch.dtype) -> Tensor:
-        """Return x w^T of codes, [R, O], added in FP32 and rounded once, to `dtype`."""
+        """Return x w^T of two FP8 tensors with scales, [R, O], accumulated in FP32 and rounded once, to `dtype`."""
         return fp8.matmul(x, w).to(dtype)
 
     # attention

@@ -31,7 +31,7 @@ class Fp8Rows:
         return pack(self.quantise(x_TD))
 
     def decode(self, bytes_RX: Tensor) -> Quantised:
-        """Return the rows' codes, which stay where they are, and a copy of their scales."""
+        """Split packed rows of bytes into codes (a view) and scales (a copy)."""
         return unpack(bytes_RX, self.hidden_size)
 
 

@@ -217,7 +217,7 @@ class MixtureOfExperts(nn.Module):
         return self.experts.tensors(slot)
 
     def follow(self, physical_to_logical: list[int]) -> None:
-        """Let tokens follow another map, and count rows by it. The slots already hold its experts."""
+        """Route tokens by another expert map, and count rows by it. The slots must already hold that map's experts."""
         self.replicas.update(physical_to_logical)
         first = self.replicas.rank * self.load.rows.shape[1]
         self.load.assign(self.moe_layer, physical_to_logical[first : first + self.load.rows.shape[1]])

@@ -196,7 +196,7 @@ def _has_taint(node: Manifest, key: str) -> bool:
 
 
 def _has_only_our_taint(node: Manifest, plan: str) -> bool:
-    """Return whether a node's taint for faulty nodes was set by this plan."""
+    """Return whether a node is tainted as faulty, and only by this plan."""
     taints = [taint for taint in node["spec"].get("taints") or [] if taint["key"] == names.FAULTY_TAINT]
     return bool(taints) and all(taint.get("value") == plan for taint in taints)
 

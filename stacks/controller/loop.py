@@ -171,7 +171,7 @@ def _lend_nodes(
 def _mark_nodes(
     follower: Follower, deployment: Manifest, situation: Situation, marks: Marks
 ) -> Mapping[str, ProviderError]:
-    """Mark the units' nodes. Return node -> error for those that could not be marked."""
+    """Write `marks` (free, reclaimed) on the units' nodes. Return node -> error for nodes that could not be marked."""
     nodes = list(dict.fromkeys(node for unit in situation.units for node in unit.nodes))
     try:
         return dict(mark_nodes(follower.api, deployment["metadata"]["name"], nodes, marks))

@@ -94,7 +94,10 @@ def _notice_s(observation: Observation) -> float:
 def _apply_demand(
     observation: Observation, demand: Demand | None, suspects: Mapping[str, Suspect], now: float
 ) -> Observation:
-    """Return the observation with demand's floors, suspects last, and the units that stay on if the load lasts."""
+    """Return the observation with at least the units that demand asks for, and suspected stragglers used last.
+
+    Its `expected_units` are those that would be on if the load lasted.
+    """
     floors = {phase: each.units for phase, each in demand.floors.items()} if demand else {}
     last = {unit for unit, each in suspects.items() if each.is_last}
     may_be_last = last ^ {unit for unit, each in suspects.items() if each.since is not None}

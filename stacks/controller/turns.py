@@ -108,7 +108,7 @@ def find_awaited(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
 
 
 def _restart_the_rest(running: tuple[str, ...], outdated: tuple[str, ...], gateway: Gateway) -> Turns:
-    """Restart all units of the former KV format together, once the gateway serves the newest one."""
+    """Return the turns of units in the former KV format: all at once when the gateway serves the new one, else none."""
     if gateway == "former":
         return Turns((), outdated, _say_who_waits(outdated, "the gateway for their new KV format is not ready yet"))
     return Turns(running, outdated, "the gateway serves another KV format now, so all others change at once")

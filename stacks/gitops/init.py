@@ -235,7 +235,7 @@ def rebalancing_files(
 def engine_files(
     environment: Environment, spec: ResolvedSpec, engines: Collection[Engine], repository: str, namespace: str = ""
 ) -> dict[str, str]:
-    """Return path -> text of the objects with which Argo CD or Flux applies the folder. A user applies them once.
+    """Return path -> text of the objects that make Argo CD or Flux apply a folder. A user applies them once.
 
     `namespace` replaces the spec's, for an environment whose overlay does not exist yet.
     """

@@ -225,7 +225,7 @@ class _Supervisor:
         return {name: report for name, report in asked.items() if report is not None}
 
     def _reset_silence(self) -> dict[str, GatewayReport]:
-        """Return no reports. Count the silence of all gateways anew, since this process could not ask them."""
+        """Let every gateway's silence count from now, since this process could not ask. Return no reports."""
         for watched in self._gateways.values():
             watched.answered_at = watched.answered_at and time.monotonic()
         return {}

@@ -215,7 +215,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
-        """Update the objects and wait until they are ready, even if only readiness was missing."""
+        """Update the objects and wait until they are ready, also if only readiness was missing. Previews only check."""
         old, new = decode_struct(request.old_inputs), decode_struct(request.news)
         if request.type in occupants.LISTS:
             self._carry_out_list(request, old, new)
@@ -289,7 +289,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def _undo(self, request: Any, old: Manifests, new: Manifests, others: set[str]) -> None:
         """Restore `old`, and delete the objects that the change has added.
 
-        `others` are uids of other objects of this run.
+        Other objects that this run has made, whose uids are `others`, are kept.
         """
         patience = Patience(DEFAULT_TIMEOUT_S, self._cancelled, functools.partial(self.engine.progress, request.urn))
         try:

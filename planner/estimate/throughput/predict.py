@@ -72,7 +72,7 @@ class Case:
 
     @property
     def piece(self) -> float:
-        """Return how many tokens of a prompt an attention group computes in one step: all, or a full step."""
+        """Return how many tokens of a prompt an attention group computes in one step: all, or what a step takes."""
         return min(max(self.point.computed_tokens, 1.0), self.point.step_tokens)
 
     @property

@@ -116,7 +116,10 @@ def _apply(layer: list[int], moved: dict[int, int]) -> list[int]:
 
 
 def _make_round(before: list[int], moved: dict[int, int], nodes: Sequence[int]) -> Round:
-    """Return the round. Each moved expert's source is the nearest; of equally near ones, the least used so far."""
+    """Return the round in which each slot in `moved` (slot -> expert) receives its expert from the nearest holder.
+
+    Of equally near slots that hold it, the one used least so far sends it.
+    """
     slots_per_rank = len(before) // len(nodes)
     uses = Counter[int]()
     moves = []

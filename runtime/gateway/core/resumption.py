@@ -145,7 +145,7 @@ class ResumableRequest:
     def _current_size(self) -> RequestSize:
         """Return the request's size for the next ranks.
 
-        Tokens generated so far are prompt, and at least one is to come.
+        Tokens generated so far count as prompt, and at least one new token is left.
         """
         num_generated = len(self._generated)
         return RequestSize(self._size.prompt_tokens + num_generated, max(self._size.new_tokens - num_generated, 1))
