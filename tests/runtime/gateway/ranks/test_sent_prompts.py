@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from runtime.gateway.ranks.prefix_index import PrefixIndex, hash_blocks
@@ -156,14 +157,15 @@ def test_a_decode_rank_holds_a_prompt_from_its_first_token_there():
 
 
 def test_a_decode_rank_is_believed_to_hold_no_more_than_its_pages():
-    """What a decode rank's cache has no pages for is forgotten, the oldest prompts first."""
+    """Blocks that a decode rank's cache has no pages for are forgotten, those of the oldest prompts first."""
     ranks = Ranks(1, "decode", num_blocks=16)
     prompts = [list(range(first, first + 640)) for first in range(0, 40_000, 1000)]
     for number, prompt in enumerate(prompts):
         ranks.send(0, str(number), prompt)
         ranks.answer(0, str(number))
+    hashes = [each for prompt in prompts for each in hash_blocks("", prompt)]
 
-    assert sum(ranks.num_known(prompt)[0].num_tokens for prompt in prompts) <= 16 * 64
+    assert sum(ranks.index.last_use(ranks.all[0].prompts.place, np.array([each])) > 0 for each in hashes) == 16
     assert ranks.num_known(prompts[-1])[0].num_tokens > 0
 
 
