@@ -244,7 +244,7 @@ def _read_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
     return Form(Formats(kept_in, kept_in, kept_in, kept_in), left_out, words=f"{name} of ModelOpt")
 
 
-def _read_lists(said: Mapping[str, Any]) -> Form | Unplanned | None:
+def _read_lists(said: Mapping[str, Any]) -> Form | Unplanned:
     """Read a ModelOpt file of mixed precision: a format for each module in `quantized_layers`, and no other.
 
     A file without that list is read by its `config_groups`. Returns `Unplanned` for an unknown format.

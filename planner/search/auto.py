@@ -86,7 +86,7 @@ class Choice:
 
 def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[Choice]:
     """Yield the choices for `spec` that adopt `former` sizes of units, and meet the SLO and the traffic."""
-    for sizes in _former_sizes(spec, former):
+    for sizes in _fitting_sizes(spec, former):
         try:
             choice = decide(spec, sizes)
         except (SpecError, InfeasibleError):
@@ -95,7 +95,7 @@ def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[Choice]:
             yield choice
 
 
-def _former_sizes(spec: ResolvedSpec, former: Former) -> Iterator[Former]:
+def _fitting_sizes(spec: ResolvedSpec, former: Former) -> Iterator[Former]:
     """Yield the `former` sizes to try, by path: those of all phases whose units still fit, then of one phase alone."""
     fitting: list[dict[str, int]] = []
     by_speed, (spec, _) = needs_speed(spec), _adopt_checkpoint_precision(spec)

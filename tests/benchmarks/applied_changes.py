@@ -133,7 +133,7 @@ class Day:
         return {each.metadata.name: each.metadata.uid for each in found if each.status.phase == "Running"}
 
     def ports(self):
-        """Of the gateway's Service."""
+        """Return the ports of the gateway's Service."""
         return [each.to_dict() for each in self.core.read_namespaced_service(GATEWAY, NAMESPACE).spec.ports]
 
 

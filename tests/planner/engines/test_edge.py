@@ -138,7 +138,7 @@ def test_a_worker_may_open_as_many_files_as_it_has_connections():
 
 
 def test_every_route_for_answers_reaches_the_router(port, router):
-    """With what was asked behind `?`."""
+    """Each call reaches it with its query, the part behind `?`."""
     calls = [(method, path) for method, paths in ANSWERED.items() for path in paths]
 
     assert [status_of(port, method, f"{path}?a=1") for method, path in calls] == [200] * len(calls)

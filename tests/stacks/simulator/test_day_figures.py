@@ -67,7 +67,7 @@ def test_a_day_is_drawn_as_a_picture(published_day, tmp_path):
 
 
 def test_variants_have_a_line_each_and_more_are_in_the_table(published_day):
-    """Of six variants four are drawn; the note says where the others are."""
+    """Four of six variants are drawn; the note says where the others are."""
     columns = [DayColumn(WRITTEN, published_day), *[DayColumn(AGAIN, published_day)] * 5]
     figure = _draw(PANELS[0], columns, [str(number) for number in range(6)])
 

@@ -61,7 +61,7 @@ def test_routed_experts_take_the_published_time(slots, pairs, measured_us):
     ],
 )
 def test_core_attention_is_in_fp8_where_an_engine_computes_it_so(engine, gpu, written, computed):
-    """By option, or by the engine's own choice over KV in FP8; ours computes in BF16."""
+    """An option makes it FP8, or the engine's own choice where KV is in FP8; our engine computes in BF16."""
     pair = {"ep_size": 16, "precision": "fp8", "kv_precision": written.get("kv_precision", "fp8")}
     given = {"version": 1, "name": "a", "model": "deepseek-r1", "engine": engine, "decode": pair | written}
     cluster = {"gpu": gpu, "nodes": 8, "gpus_per_node": 4 if gpu == "gb200" else 8}
