@@ -14,7 +14,6 @@ import gc
 import json
 import os
 import random
-import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from runtime.expert_parallel.group import Group, SoloGroup
 from runtime.model.engine import Engine, EngineConfig
 from runtime.protocol.counting import PAGE_TOKENS
 from runtime.protocol.messages import Sampling
+from tests.ports import free_port
 from tests.runtime.one_rank import Limits, Rank, Wish, answer_alone
 from tests.runtime.random_checkpoints import V3, write_checkpoint
 from tests.runtime.rank_processes import run_ranks
@@ -210,9 +210,7 @@ def main() -> None:
         for kind in ("mixed", "pair"):
             reports[kind] = [soak(engine, kind, number // 4, seed)]
         for kind, nodes in (("ranks of a node", (0, 0)), ("ranks of two nodes", (0, 1))):
-            with socket.create_server(("127.0.0.1", 0)) as probe:
-                port = probe.getsockname()[1]
-            reports[kind] = soak_ranks(checkpoint, nodes, number // 4, seed, port)
+            reports[kind] = soak_ranks(checkpoint, nodes, number // 4, seed, free_port())
     for kind, of_kind in reports.items():
         for report in of_kind:
             print(f"{kind}: {report}")

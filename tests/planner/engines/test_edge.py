@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from planner.engines.edge import ANSWERED, EDGE_COMMAND, ROUTER_ADDRESS, ROUTER_PORT, TRIES, make_edge
 from tests.planner.engines.wheels import require_nginx
+from tests.ports import free_port
 
 PORT = 8000
 STARTED_S = 30
@@ -65,8 +66,7 @@ def edge(tmp_path_factory):
     nginx, folder = require_nginx(), tmp_path_factory.mktemp("edge")
     router = Router()
     threading.Thread(target=router.serve_forever, daemon=True).start()
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     config = make_edge(PORT, "image").config
     behind = f"{ROUTER_ADDRESS}:{ROUTER_PORT}", f"{ROUTER_ADDRESS}:{router.server_port}"
     for old, new in (behind, (f"listen {PORT}", f"listen 127.0.0.1:{port}"), ("/tmp/", f"{folder}/")):

@@ -1,21 +1,18 @@
 """What the pods of a probe do, as threads on this machine's loopback address."""
 
 import json
-import socket
 import threading
 
 import pytest
 
 from stacks.doctor import probe_pod
+from tests.ports import free_ports
 
 
 @pytest.fixture
 def ports(monkeypatch):
     """Three free ports, where pods find each other."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    found = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    found = free_ports(3)
     monkeypatch.setattr(probe_pod, "peer_address", lambda peer, service, port: ("127.0.0.1", found[peer]))
     return found
 
