@@ -40,6 +40,7 @@ from planner.layout.working_memory import (
     HEADROOM_SOURCE,
     activation_bytes,
     buffer_bytes,
+    fill_tiles,
     largest_step_field,
     sglang_working_bytes,
     sparse_buffer_bytes,
@@ -163,6 +164,8 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     spec = checked.phase(layout.phase)
     assert gpu.usable_bytes is not None
     dispatched = dispatched_tokens(spec, checked.written.engine_name)
+    if checked.written.engine_name == OURS and layout.phase == "decode":
+        dispatched = fill_tiles(dispatched, layout.ep_size)
     activations = activation_bytes(model, layout, spec, dispatched)
     # Prefill uses no graphs, because its shapes do not repeat.
     cuda_graphs = 0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES
@@ -230,8 +233,7 @@ def pod_host_bytes(spec: Spec, phase: Phase, ranks_per_node: int) -> int | None:
 
 def staging_bytes(spec: ResolvedSpec, layout: PhaseLayout) -> int | None:
     """Return the bytes that a rank needs while its unit changes its map in service; None if units restart instead."""
-    is_live = spec.written.engine_name == OURS and spec.gpu_of(layout.phase).device == "cpu"
-    if not is_live or layout.ep_size == 1:
+    if spec.written.engine_name != OURS or layout.ep_size == 1:
         return None
     model = spec.loaded_model
     return STAGED_EXPERTS * (weights_of(model, layout.precision).slot // model.num_moe_layers)

@@ -26,6 +26,8 @@ balancing, github.com/NVIDIA/TensorRT-LLM 956a4f23
 docs/source/blogs/tech_blog/blog4_Scaling_Expert_Parallelism_in_TensorRT-LLM.md.
 """
 
+import math
+
 from planner.facts.attention.latent import LatentAttention
 from planner.facts.exchange import NVLINK_PEERS
 from planner.facts.model import Model
@@ -90,6 +92,15 @@ def largest_step_field(phase: Phase) -> str:
 def largest_step_tokens(phase: Phase, spec: PhaseSpec) -> int:
     """Return the most tokens of one rank's step; in mixed units, without the decode tokens beside prompts."""
     return decode_step_tokens(spec) if phase == "decode" else spec.max_batch_tokens
+
+
+def fill_tiles(tokens: int, num_ranks: int) -> int:
+    """Return the least room for tokens of a rank, from `tokens` on, with which a slot's room for all ranks is tiles.
+
+    DeepGEMM's masked matmuls write whole tiles, so our runtime's room ends with one (`expert_parallel/factory.py`).
+    """
+    step = TILE_ROWS // math.gcd(TILE_ROWS, num_ranks)
+    return -(-tokens // step) * step
 
 
 def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec, dispatched: int) -> int:

@@ -1,5 +1,6 @@
 """Choose a unit's group and its dispatcher."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -63,12 +64,20 @@ def _choose_device_form(
     """Return DeepEP's kernels if they fit, else the masked exchange if steps have few tokens, else a portable form."""
     from runtime.expert_parallel.deep_ep import deep_ep_form
 
+    if capacity is not None:
+        capacity = _fill_tiles(capacity, group.size, backend.ops.row_alignment)
     form = deep_ep_form(group, slots_per_rank, top_k, row_format, x_1D, backend.ops, capacity)
     if form is not None:
         return form
     if capacity is not None:
         return MaskedDispatcher(group, slots_per_rank, capacity, row_format, backend.ops)
     return _choose_portable_form(group, slots_per_rank, top_k, row_format, x_1D, backend)
+
+
+def _fill_tiles(capacity: int, num_ranks: int, row_alignment: int) -> int:
+    """Return the least capacity, from this one on, with which a slot's room for all ranks ends with a whole tile."""
+    step = row_alignment // math.gcd(row_alignment, num_ranks)
+    return -(-capacity // step) * step
 
 
 def _choose_portable_form(

@@ -47,7 +47,7 @@ class Ops:
     """The reference operations, on `device`, where every tensor of a model is made."""
 
     link = HostLink()  # between the device's memory and the host's
-    row_alignment = 1  # `fp8_experts` needs each slot to begin at a multiple of it
+    row_alignment = 1  # `fp8_experts` and `masked_fp8_experts` need each slot to begin at a multiple of it
     compiles_in_steps = False  # whether kernels are compiled for a step's shapes, too late for `prepare`
 
     def __init__(self, device: torch.device) -> None:

@@ -134,14 +134,15 @@ def test_grouped_experts(ops, reference, drawn, experts, counts, device):
     assert error_in_norm(ops.fp8_experts(x, counts, counts_M, experts).float(), expected.float()) < CLOSE
 
 
-def test_masked_experts(ops, reference, drawn, experts, device):
-    """Rows beyond a slot's count may hold anything."""
+@pytest.mark.parametrize("expected_rows", [1, 24, 128])
+def test_masked_experts(ops, reference, drawn, experts, device, expected_rows):
+    """Rows beyond a slot's count may hold anything, and rows of the next slot are its own."""
     package(ops, "deep_gemm")
-    counts = torch.tensor([64, 0, 5], device=device)
-    x = ops.quantise_rows(drawn(SLOTS * 64, HIDDEN), True)
-    x = Quantised(x.codes.unflatten(0, (SLOTS, 64)), x.scales.contiguous().unflatten(0, (SLOTS, 64)))
-    found = ops.masked_fp8_experts(x, counts, experts, 24)
-    expected = reference.masked_fp8_experts(x, counts, experts, 24)
+    counts, room = torch.tensor([64, 3, 5], device=device), ops.row_alignment
+    x = ops.quantise_rows(drawn(SLOTS * room, HIDDEN), True)
+    x = Quantised(x.codes.unflatten(0, (SLOTS, room)), x.scales.contiguous().unflatten(0, (SLOTS, room)))
+    found = ops.masked_fp8_experts(x, counts, experts, expected_rows)
+    expected = reference.masked_fp8_experts(x, counts, experts, expected_rows)
 
     for slot, count in enumerate(counts.tolist()):
         if count:

@@ -69,14 +69,22 @@ def check_grouped_gemm(x: Quantised, w: Quantised, out_RO: Tensor, slot_of_row_R
     _check_devices(kernel, x.codes, x.scales, w.codes, w.scales, out_RO, slot_of_row_R)
 
 
-def check_masked_gemm(x: Quantised, w: Quantised, out_MZO: Tensor, counts_M: Tensor, expected_rows: int) -> None:
-    """Check `m_grouped_fp8_fp4_gemm_nt_masked`: csrc/apis/gemm.hpp, the function of this name."""
+def check_masked_gemm(
+    x: Quantised, w: Quantised, out_MZO: Tensor, counts_M: Tensor, expected_rows: int, alignment: int
+) -> None:
+    """Check `m_grouped_fp8_fp4_gemm_nt_masked`: csrc/apis/gemm.hpp, the function of this name.
+
+    The kernel writes whole tiles of 64 or 128 rows, also beyond a slot's count (deep_gemm/include/deep_gemm/impls/
+    sm90_fp8_gemm_1d2d.cuh, "Use TMA store"). Unless the room is a multiple of a tile, they overwrite the next slot's
+    rows; the package does not check it.
+    """
     kernel = "m_grouped_fp8_fp4_gemm_nt_masked"
     slots, room, channels = _matrix(kernel, x.codes, 3)
     slots_of_w, outputs, channels_of_w = _matrix(kernel, w.codes, 3)
     _require(kernel, channels == channels_of_w, f"x has {channels} channels, the matrices {channels_of_w}")
     _require(kernel, slots == slots_of_w, f"rows for {slots} slots, matrices of {slots_of_w}")
     _require(kernel, expected_rows > 0 and room > 0, f"room {room} and expected rows {expected_rows} must be positive")
+    _require(kernel, room % alignment == 0, f"room for {room} rows in a slot is no multiple of {alignment}")
     _check_result(kernel, out_MZO, (slots, room, outputs))
     _check_integers(kernel, counts_M, torch.int32, (slots,))
     _check_row_scales(kernel, x.scales, (slots, room, num_blocks(channels)))

@@ -257,7 +257,7 @@ class GpuOps(Ops):
 
     def _masked_matmul(self, x: Quantised, w: Quantised, counts_M: Tensor, expected_rows: int) -> Tensor:
         result = torch.empty(*x.codes.shape[:2], w.codes.shape[1], dtype=torch.bfloat16, device=self.device)
-        contracts.check_masked_gemm(x, w, result, counts_M, expected_rows)
+        contracts.check_masked_gemm(x, w, result, counts_M, expected_rows, self.row_alignment)
         self.packages.deep_gemm.m_grouped_fp8_fp4_gemm_nt_masked(
             (x.codes, x.scales), (w.codes, w.scales), result, counts_M, expected_rows
         )

@@ -35,11 +35,13 @@ class ComputingDeepGemm:
             d[rows] = matmul(Quantised(a[0][rows], a[1][rows]), Quantised(*w)).to(d.dtype)
 
     def m_grouped_fp8_fp4_gemm_nt_masked(self, a, b, d, masked_m, expected_m):
+        """Write whole tiles, as the kernel does: what is behind a slot's rows may be the next slot's."""
         assert expected_m > 0
-        d.fill_(torch.nan)
+        rows = d.fill_(torch.nan).flatten(0, 1)
         for group, count in enumerate(masked_m.tolist()):
-            x = Quantised(a[0][group, :count], a[1][group, :count])
-            d[group, :count] = matmul(x, Quantised(b[0][group], b[1][group])).to(d.dtype)
+            x, first = Quantised(a[0][group, :count], a[1][group, :count]), group * d.shape[1]
+            rows[first : first + -(-count // self.alignment) * self.alignment] = torch.nan
+            rows[first : first + count] = matmul(x, Quantised(b[0][group], b[1][group])).to(d.dtype)
 
 
 class ComputingFlashMla:

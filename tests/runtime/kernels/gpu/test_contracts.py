@@ -73,6 +73,7 @@ def masked(groups=6, room=4096, n=6144, k=7168, by_columns=False):
         "out_MZO": empty(groups, room, n, dtype=BF16),
         "counts_M": empty(groups, dtype=INT32),
         "expected_rows": 1024,
+        "alignment": 128,
     }
 
 
@@ -172,6 +173,7 @@ BROKEN = [
     (check_grouped_gemm, grouped, {"w": matrix(6144, 7168)}, "3 dimensions"),
     (check_masked_gemm, masked, {"counts_M": empty(6, dtype=INT64)}, "not torch.int32"),
     (check_masked_gemm, masked, {"expected_rows": 0}, "must be positive"),
+    (check_masked_gemm, lambda: masked(room=96), {}, "room for 96 rows in a slot is no multiple of 128"),
     (check_masked_gemm, masked, {"w": matrix(5, 6144, 7168)}, "matrices of 5"),
     (
         check_masked_gemm,
