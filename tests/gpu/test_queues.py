@@ -9,6 +9,7 @@ import torch
 
 from runtime.kernels.device import CudaQueue, CudaRecorder, PinnedLink
 from runtime.kv.cache import LatentCache
+from runtime.kv.host_memory import HostMemory
 
 EXCHANGES, NUMBERS = 20, 16 * 2**20  # of 64 MB each
 
@@ -71,3 +72,40 @@ def test_latents_come_in_while_the_device_computes(device):
 
     assert was_computing
     assert cache.copy_to_host(table, 8000).equal(latents)
+
+
+def test_cached_blocks_go_to_pinned_memory_and_come_back(device):
+    """Their pages are written again as soon as the next step may write; a slower tier reads and fills lent memory."""
+    shape, num_blocks = (8, 64, 576), 48
+    link, num_bytes = PinnedLink(device), 64 * 8 * 64 * 576 * 2
+    cache = LatentCache(8, 576, num_blocks * 64, torch.bfloat16, device, link, HostMemory(num_bytes), num_bytes)
+    hashes, tenant = [number.to_bytes(32) for number in range(num_blocks)], bytes(8)
+    latents, table = link.empty((8, num_blocks * 64, 576), torch.bfloat16).normal_(), []
+    cache.allocate(table, num_blocks * 64)
+    cache.swap_in(table, latents).join()
+    cache.publish(table, 0, hashes, tenant)
+    cache.free(table)
+    torch.cuda._sleep(10**9)  # the step that computes meanwhile
+    cache.save(num_blocks)
+    saved = set(cache.fence_saves())
+    cache.allocate(table, num_blocks * 64)
+    for page in table:
+        cache._pages[:, page] = -1
+    torch.cuda.synchronize()
+    saved |= set(cache.fence_saves())
+    lent = cache.host.lend(hashes[5])
+    blank = cache.host.lend_blank()
+    blank.copy_(lent)
+    cache.host.add(b"copied".rjust(32), blank, tenant)
+    number, arrival = cache.load(table, 0, hashes)
+    arrival.join()
+    _, copied = cache.host.load(
+        [b"copied".rjust(32)], [page := torch.empty(shape, dtype=torch.bfloat16, device=device)]
+    )
+    copied.join()
+
+    assert saved == set(hashes)
+    assert number == num_blocks
+    assert lent.is_pinned()
+    assert cache.copy_to_host(table, num_blocks * 64).equal(latents)
+    assert page.cpu().equal(latents[:, 5 * 64 : 6 * 64])
