@@ -11,6 +11,7 @@ import pytest
 
 from tests.gpu.quarter_hour import __main__ as quarter_hour
 from tests.gpu.quarter_hour import compile_ahead, one_gpu, wide_layers
+from tests.gpu.quarter_hour.parts import PARTS as PARTS_OF_THE_QUARTER
 from tests.gpu.quarter_hour.parts import Part
 from tests.gpu.quarter_hour.wheels import FATBIN, install, keep_hopper
 
@@ -127,6 +128,15 @@ def test_units_are_tried_though_one_rank_failed(tmp_path, monkeypatch):
     assert wide_layers.main(arguments) == 1
     found = json.loads((tmp_path / "found.json").read_text())
     assert found == {"EP1": [{"wrong": [], "built_s": 9.5}], "EP2": [{"wrong": []}] * 2, "EP4": [{"wrong": []}] * 4}
+
+
+def test_parts_import_nothing_that_a_lent_machine_lacks():
+    """It has torch, and of what else the tests need only what `packages.txt` brings."""
+    lines = ("import sys", *(f"sys.modules[{name!r}] = None" for name in ("openai", "kubernetes", "pulumi")))
+    lines += tuple(f"import tests.gpu.quarter_hour.{part.name}" for part in PARTS_OF_THE_QUARTER)
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
 
 
 def has_ended(pid):

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.ports import own_network
@@ -144,6 +143,8 @@ def held_experts(rank: list) -> set[tuple[str, str]]:
 
 def greedy_texts(tidemill: Tidemill) -> list[str]:
     """Greedy answers to a few prompts."""
+    from openai import OpenAI  # not where a GPU is lent (`tests/gpu/quarter_hour`)
+
     client = OpenAI(base_url=f"http://{tidemill.host}:8000/v1", api_key="none", max_retries=0)
     answer = client.completions.create(model="tidemill-demo", prompt=PROMPTS, max_tokens=32, temperature=0)
     return [choice.text for choice in sorted(answer.choices, key=lambda choice: choice.index)]
