@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.errors import PeerLost
-from runtime.expert_parallel.group import STEP_TIMEOUT, GlooGroup, first_line, gloo
+from runtime.expert_parallel.group import STEP_TIMEOUT, GlooGroup, first_line
 from runtime.kernels.device import CudaQueue, SideQueue
 
 __all__ = ["NcclGroup"]
@@ -53,7 +53,7 @@ class NcclGroup(GlooGroup):
 
     def _connect(self, address: str) -> None:
         """Connect by gloo, and give NCCL the store where its peers meet. NCCL connects in the first exchange."""
-        self._backend = gloo(self._store, "unit", self.rank, self.size, address)
+        super()._connect(address)
         self._nccl = _nccl(self._store, self.rank, self.size)
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:

@@ -15,7 +15,7 @@ buffers" and "CUDA streams".
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -112,6 +112,10 @@ class HostLink:
         """Return a function that tells whether the copies to the device that were begun before this call are done."""
         return lambda: True
 
+    def beside(self) -> AbstractContextManager[None]:
+        """Issue the work of the `with` block, on a thread of its own, beside the steps. At its end the work is done."""
+        return nullcontext()
+
     def make_wait(self, device: torch.device) -> Callable[[], None]:
         """Return a function that waits until `device` has done the work issued before this call."""
         return lambda: None
@@ -167,6 +171,15 @@ class PinnedLink(HostLink):
         if self._queue is None:  # nothing was copied
             return lambda: True
         return partial(self._queue.has_passed, self._queue.mark())
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Issue the work to a stream of its own, behind what the compute stream has now, and wait for it."""
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.default_stream(self._device))
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
 
     def make_wait(self, device: torch.device) -> Callable[[], None]:
         """Record an event on the compute stream, for which the returned function waits."""

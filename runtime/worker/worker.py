@@ -134,7 +134,7 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         if kv_port is not None:
             receiver = _receiver(launch, engine, inbox, memory, agent)
             network.open_kv_port(listen(addresses.address, kv_port, "kv"), receiver)
-        switch = Switch(launch, group, engine.model.moe_layers(), standing)
+        switch = Switch(launch, group, engine.model.moe_layers(), standing, engine.backend.ops.link)
         metrics.watch_switches(switch)
         phase.prepare()
         group.any(True)  # no rank is ready before all are

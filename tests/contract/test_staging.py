@@ -12,6 +12,7 @@ from runtime.expert_parallel.epochs import switch
 from runtime.expert_parallel.epochs.staging import Staging
 from runtime.expert_parallel.group import SoloGroup
 from runtime.kernels.backend import Backend, Batched
+from runtime.kernels.device import HostLink
 from runtime.kernels.fp8 import E4M3
 from runtime.kernels.ops import Ops
 from runtime.model.fp8 import Fp8Experts
@@ -30,7 +31,9 @@ def test_staging_takes_what_the_plan_says(precision, dtype, experts):
     sizes = {"hidden_size": model.hidden_size, "moe_intermediate_size": model.experts.intermediate_size}
     config = SimpleNamespace(**sizes, power_of_two_scales=False)
     layer = experts(1, config, Backend(dtype, META, Batched()))
-    staging = Staging(SoloGroup(), [SimpleNamespace(expert_tensors=layer.tensors)], 1, switch.STAGED_EXPERTS)
+    staging = Staging(
+        SoloGroup(), [SimpleNamespace(expert_tensors=layer.tensors)], 1, switch.STAGED_EXPERTS, HostLink()
+    )
     taken = sum(tensor.nbytes for expert in staging._room for tensor in expert.values())
     planned = STAGED_EXPERTS * weights_of(model, precision).slot // model.num_moe_layers
 

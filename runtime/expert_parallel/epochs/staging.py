@@ -1,4 +1,4 @@
-"""A rank's staging: the memory in which it receives a round's experts before they take effect in its slots.
+"""A rank's staging: the host memory in which it receives a round's experts before they take effect in its slots.
 
 Experts travel on the group's second connection, so no row of a step waits behind them. What arrived is compared with
 the expert's checksum (`checksums.py`) before it counts. An expert whose source is the rank itself takes the same way,
@@ -17,6 +17,7 @@ from runtime.errors import StagingError
 from runtime.expert_parallel.epochs.checksums import Checksums, MovableLayer, as_bytes, checksum
 from runtime.expert_parallel.epochs.moves import Move, Round
 from runtime.expert_parallel.group import Group
+from runtime.kernels.device import HostLink
 
 __all__ = ["Staging"]
 
@@ -26,10 +27,14 @@ PIECE_BYTES = 2**20  # of an exchange: it needs a copy, which must not be anothe
 class Staging:
     """Room for `num_experts` of one rank. A switch takes no other memory, except for pieces."""
 
-    def __init__(self, group: Group, layers: Sequence[MovableLayer], slots_per_rank: int, num_experts: int) -> None:
-        self._group, self._layers, self._slots_per_rank = group, layers, slots_per_rank
+    def __init__(
+        self, group: Group, layers: Sequence[MovableLayer], slots_per_rank: int, num_experts: int, link: HostLink
+    ) -> None:
+        self._group, self._layers, self._slots_per_rank, self._link = group, layers, slots_per_rank, link
         expert = layers[0].expert_tensors(0)
-        self._room = [{name: torch.empty_like(each) for name, each in expert.items()} for _ in range(num_experts)]
+        self._room = [
+            {name: link.empty(each.shape, each.dtype) for name, each in expert.items()} for _ in range(num_experts)
+        ]
 
     def own_moves(self, round_: Round) -> list[Move]:
         """Return the moves into this rank's slots."""
@@ -45,7 +50,8 @@ class Staging:
         receives: list[tuple[int, Tensor]] = []
         for move in round_.moves:
             if self._rank(move.source) == self._group.rank != self._rank(move.slot):
-                sends += [(self._rank(move.slot), each) for each in self._held(layer, move.source)]
+                held = self._held(layer, move.source)
+                sends += [(self._rank(move.slot), self._link.to_host(each)) for each in held]
         for move, room in self._arrivals(round_):
             if self._rank(move.source) == self._group.rank:
                 for each, source in zip(as_bytes(room), self._held(layer, move.source), strict=True):

@@ -38,6 +38,7 @@ from runtime.expert_parallel.epochs.document import Epoch, Standing, read_epoch
 from runtime.expert_parallel.epochs.moves import Round, plan_rounds
 from runtime.expert_parallel.epochs.staging import Staging
 from runtime.expert_parallel.group import Group
+from runtime.kernels.device import HostLink
 from runtime.launch import UnitLaunch
 
 __all__ = ["Ending", "Proposal", "Switch", "SwitchTotals"]
@@ -102,8 +103,17 @@ class _Walk:
 class Switch:
     """The switches of one rank. The step loop alone calls `votes` and `turn`, between steps."""
 
-    def __init__(self, launch: UnitLaunch, group: Group, layers: Sequence[MovableLayer], standing: Standing) -> None:
+    def __init__(
+        self,
+        launch: UnitLaunch,
+        group: Group,
+        layers: Sequence[MovableLayer],
+        standing: Standing,
+        link: HostLink | None = None,
+    ) -> None:
+        """Be ready to switch from `standing`. `link` leads to the layers' device; None if that is the CPU."""
         self.standing, self.totals = standing, SwitchTotals()
+        self._link = HostLink() if link is None else link
         self._launch, self._group, self._layers = launch, group, layers
         self._checksums: Checksums | None = None  # None before the first switch
         self._proposals: queue.SimpleQueue[Proposal] = queue.SimpleQueue()
@@ -143,10 +153,10 @@ class Switch:
     def _begin(self) -> None:
         slots_per_rank = len(self.standing.physical_to_logical[0]) // self._group.size
         proposal = None if self._proposals.empty() else self._proposals.get()
-        staging = Staging(self._group, self._layers, slots_per_rank, STAGED_EXPERTS)
+        staging = Staging(self._group, self._layers, slots_per_rank, STAGED_EXPERTS, self._link)
         maps = [list(slots) for slots in self.standing.physical_to_logical]
         self._walk = walk = _Walk(proposal, staging, maps, time.monotonic())
-        self._part = self._thread.submit(self._receive_document, walk)
+        self._part = self._do_beside(self._receive_document, walk)
 
     def _go_on(self, walk: _Walk, fails: bool) -> None:
         assert self._part is not None
@@ -164,10 +174,10 @@ class Switch:
             walk.maps[layer], walk.fetched = done.physical_to_logical, None
         if walk.rounds:
             walk.fetched = walk.rounds.popleft()
-            self._part = self._thread.submit(self._fetch, walk, *walk.fetched)
+            self._part = self._do_beside(self._fetch, walk, *walk.fetched)
         elif not walk.is_checking:
             walk.is_checking = True
-            self._part = self._thread.submit(self._check, walk)
+            self._part = self._do_beside(self._check, walk)
         else:
             self._end(walk)
 
@@ -184,7 +194,7 @@ class Switch:
         print(f"tidemill: unit {self._launch.unit} does not change its epoch: {error}", file=sys.stderr, flush=True)
         walk.reason = str(error)
         walk.fetched, walk.is_checking = None, False
-        self._part = self._thread.submit(self._plan, walk, self.standing.physical_to_logical)
+        self._part = self._do_beside(self._plan, walk, self.standing.physical_to_logical)
 
     def _end(self, walk: _Walk) -> None:
         """End the switch in the new epoch or, if it was turned back, in the old one, and report its end.
@@ -202,6 +212,15 @@ class Switch:
         if walk.proposal is not None:
             received = walk.moves, walk.num_bytes, round(seconds, 3)
             walk.proposal.tell(Ending(now.number, now.digest, *received, walk.reason))
+
+    def _do_beside(self, part: Callable[..., None], *arguments: object) -> Future[None]:
+        """Do this rank's part on the thread beside the steps, and on a queue of its own where there is a GPU."""
+
+        def do() -> None:
+            with self._link.beside():
+                part(*arguments)
+
+        return self._thread.submit(do)
 
     # on the thread beside the steps
 

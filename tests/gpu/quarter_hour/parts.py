@@ -24,6 +24,7 @@ class Part:
 PARTS = (
     Part("machine", 20, "what the machine has: GPU, driver, torch, NCCL, MPS, kernel packages"),
     Part("wide_layers", 200, "2 and 4 ranks on one GPU against one rank: layers of V3's width, computed and replayed"),
+    Part("switch", 90, "2 ranks on one GPU change their expert map between replays of a step, there and back"),
     Part("prefill", 90, "one rank of the EP32 prefill unit: its turn and stages beside the least that they take"),
     Part("ranks", 120, "two ranks against one, recorded steps against computed ones: test_ranks.py"),
     Part("mixed", 45, "one rank of an EP8 mixed unit, 6 layers: requests beside a chunk of a prompt"),

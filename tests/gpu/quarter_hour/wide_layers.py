@@ -155,12 +155,10 @@ class WideRank:
     def follow(self, share: int, folder: Path) -> dict[str, Any]:
         """Take the steps of one rank's requests; compare them with those of one rank, or keep them as such."""
         requests = Requests(share, self.cache, self.config.vocab_size)
-        self._use("dual_batch", None)
-        prompts = self.model.next_logits(requests.prompts(), [], self.cache).cpu()
-        self._use("five_stage", MAX_REQUESTS)
+        prompts = self.take_prompts(requests)
         first = prompts.argmax(-1).tolist()
         eager_s, eager = self._decoded(requests, first, self._computed)
-        found = {"computed_ms": _ms(eager_s), "steps": len(eager)}
+        found = {"computed_ms": median_ms(eager_s), "steps": len(eager)}
         self.say(f"share {share}: {len(eager)} steps computed, {found['computed_ms']} ms each")
         if self._captured is not None:
             found |= self._replayed(requests, first, eager)
@@ -180,12 +178,34 @@ class WideRank:
             }
         return found
 
+    def take_prompts(self, requests: "Requests") -> Tensor:
+        """Take the requests' prompts in one step, and return their logits on the host."""
+        self._use("dual_batch", None)
+        logits = self.model.next_logits(requests.prompts(), [], self.cache).cpu()
+        self._use("five_stage", MAX_REQUESTS)
+        return logits
+
+    def replayed(self, decoding: list[Chunk]) -> Tensor:
+        """Replay a step, and return its logits in memory that the next one overwrites."""
+        return self._captured.next_logits(decoding)
+
+    def holds(self, moe_layer: int, slot: int, expert: int) -> bool:
+        """Return whether a slot of this rank holds the expert as it is drawn."""
+        layer = self.model.model.layers[moe_layer + self.config.first_k_dense_replace]
+        for name, values in layer.mlp.experts.named_parameters():
+            whole = f"model.layers.{layer.index}.mlp.experts.{name}"
+            drawn = torch.empty_like(values.data[slot])
+            _draw(drawn, whole, self._seeded(f"{whole} {expert}"))
+            if not torch.equal(drawn.view(torch.uint8), values.data[slot].view(torch.uint8)):
+                return False
+        return True
+
     def rows_are_alone(self) -> bool:
         """Return whether the experts' matmuls give a row the same bits whatever rows are beside it."""
         experts = next(
             layer.mlp.experts for layer in self.model.model.layers if isinstance(layer.mlp, MixtureOfExperts)
         )
-        slots, few, many = len(experts.gate_up), 5, 60
+        slots, few, many, tile = len(experts.gate_up), 5, 60, self.backend.ops.row_alignment
         drawn = torch.randn(many, self.config.hidden_size, device=self.device, generator=self._seeded("rows"))
         x = self.backend.ops.quantise_rows(drawn.bfloat16(), self.config.power_of_two_scales)
         x = Quantised(x.codes, x.scales.contiguous())  # as of rows that travelled
@@ -195,7 +215,8 @@ class WideRank:
             counts_M = torch.tensor(counts, device=self.device)
             rows = Quantised(x.codes[:length], x.scales[:length])
             found.append(experts(ContiguousRows(rows, counts_M, counts))[:few])
-            for room, expected_rows in ((length, 1), (many + 4, length)):
+            whole = -(-length // tile) * tile
+            for room, expected_rows in ((whole, 1), (whole + tile, length)):
                 wide = Quantised(_with_room(rows.codes, slots, room), _with_room(rows.scales, slots, room))
                 found.append(experts(MaskedRows(wide, counts_M, expected_rows=expected_rows))[0, :few])
         return all(torch.equal(found[0], other) for other in found)
@@ -224,11 +245,16 @@ class WideRank:
 
     def _replayed(self, requests: "Requests", first: list[int], eager: list[Tensor]) -> dict[str, Any]:
         """Take the same steps by their recordings: the cache holds the prompts, and what follows is written anew."""
-        seconds, found = self._decoded(requests, first, self._captured.next_logits)
+        seconds, found = self._decoded(requests, first, self.replayed)
         unlike = [number for number, pair in enumerate(zip(eager, found, strict=False)) if not torch.equal(*pair)]
         if unlike:
-            self.wrong.append(f"rank {self.group.rank}: of {len(found)} replayed steps {len(unlike)} differ: {unlike}")
-        return {"replayed_ms": _ms(seconds), "replayed": len(found), "unlike": len(unlike)}
+            wanted, logits = eager[unlike[0]], found[unlike[0]]
+            rows = (wanted != logits).any(-1).nonzero().flatten().tolist()
+            self.wrong.append(
+                f"rank {self.group.rank}: of {len(found)} replayed steps {len(unlike)} differ: {unlike}; in the first,"
+                f" requests {rows} by {error_in_norm(logits, wanted):.2g}"
+            )
+        return {"replayed_ms": median_ms(seconds), "replayed": len(found), "unlike": len(unlike)}
 
     def _compared(self, what: str, found: dict[str, Tensor], expected: Any, is_alone: bool) -> dict[str, Any]:
         """Compare logits with one rank's up to the first step whose tokens differ: later ones answer other texts."""
@@ -331,7 +357,8 @@ def _with_room(rows: Tensor, slots: int, room: int) -> Tensor:
     return wide
 
 
-def _ms(seconds: list[float]) -> float:
+def median_ms(seconds: list[float]) -> float:
+    """Return the median of the times, in milliseconds; 0 if there are none."""
     return round(float(np.median(seconds)) * 1e3, 2) if seconds else 0.0
 
 
