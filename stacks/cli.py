@@ -84,22 +84,22 @@ def _completion(arguments: argparse.Namespace) -> None:
     from shtab import FILE, complete
 
     parser = _new_parser([])
-    _offer(FILE, parser)
+    _complete_file_names(FILE, parser)
     print(complete(parser, arguments.shell))
 
 
-def _offer(files: Any, parser: argparse.ArgumentParser) -> None:
-    """Let shells complete file names (`files`) for arguments whose values are not a fixed choice."""
+def _complete_file_names(files: Any, parser: argparse.ArgumentParser) -> None:
+    """Let shells complete file names for arguments without fixed choices. `files` is shtab's marker for that."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
-                _offer(files, command)
+                _complete_file_names(files, command)
         elif action.nargs != 0 and not action.choices:
             action.complete = files  # type: ignore[attr-defined]
 
 
 def _new_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser with the one command that `words` call; with all commands if they call none."""
+    """Return a parser of the command that `words` call; of all commands if they call none."""
     parser = new_parser("Plan and run DeepSeek-class mixture-of-experts inference.")
     _add_commands(parser.add_subparsers(metavar="COMMAND", required=True), words)
     return parser

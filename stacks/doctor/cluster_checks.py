@@ -16,14 +16,14 @@ UNDECLARED = "field not declared in schema"  # in the API server's message about
 
 
 def read_failures(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield a note for each thing that the user may not read. It may be fine, and `up` may not need to read it."""
+    """Yield a note for each thing that the user may not read. The thing may be fine, and `up` need not read it."""
     for each in facts.read_failures:
         reason, fix = split_sentence(each.why)
         yield Finding("rights", each.what, f"could not be read: {reason}", fix, blocks=False)
 
 
 def rights(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that the provider may get, create, patch and delete objects of each kind of the plan."""
+    """Yield a finding for each kind of the plan of which the provider may not get, create, patch and delete objects."""
     for each in facts.missing_rights:
         where = f"in namespace {each.namespace}" if each.namespace else "in the whole cluster"
         reason = f"the kubeconfig's user may not {' or '.join(each.verbs)} them {where}"
@@ -35,7 +35,7 @@ def rights(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that the cluster serves every kind of the plan, in the plan's version."""
+    """Yield a finding for each kind of the plan that the cluster does not serve in the plan's version."""
     for (api_version, kind), versions in facts.unserved_kinds.items():
         group, wanted = api_version.rpartition("/")[0], api_version.rpartition("/")[2]
         install = INSTALL.get(kind, "install what defines it")
@@ -48,7 +48,7 @@ def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def definition(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that the cluster's definition of our own kind has all fields that this version of Tidemill writes.
+    """Yield a finding if the cluster's definition of our own kind lacks fields that this version of Tidemill writes.
 
     If it lacks a field that the plan's object has, `up` fails. If it lacks another field, the server drops what the
     controller writes to that field.
@@ -62,7 +62,7 @@ def definition(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that neither the server nor our own ownership rules refuse an object of the plan."""
+    """Yield a finding for each object of the plan that the server refuses, or whose name another owner's object has."""
     for each in facts.refusals:
         if _is_undeclared(each) and _missing_definition_fields(facts):
             continue  # `definition` reports it

@@ -29,7 +29,7 @@ SELECTOR = re.compile(r'(\w+)="?([^",]*)"?')
 def suggest_correction(
     manifest: Manifest, overlay: OverlaySpec | None, words: str, below: Sequence[str] = ()
 ) -> str | None:
-    """Return which fields of `overlay` to correct, given the server's message (`words`) about a rendered `manifest`.
+    """Return a fix that names the fields of `overlay` to correct, from the server's message `words` about a `manifest`.
 
     If the message is about a pod made from the manifest's template, `below` is the template's path. If the message
     names no field that the overlay wrote, name the overlay's parts that change this object; None if there are none.
@@ -43,13 +43,13 @@ def suggest_correction(
 
 
 def _split_path(field: str) -> Iterator[str]:
-    """Yield the steps of a field's path: a key as it is, an index or selector with its opening bracket."""
+    """Yield the steps of a field's path: a key as it is, but an index or a selector with its opening bracket."""
     for found in STEP.finditer(field):
         yield f"[{found[1]}" if found[1] is not None else found[2]
 
 
 def _overlay_path(part: Part, manifest: Manifest, steps: Sequence[str]) -> str | None:
-    """Return the path in the overlay at which `part` writes the field at `steps`; None if it does not write it."""
+    """Return the path in the overlay at which `part` writes the object's field at `steps`; None if it does not."""
     if tuple(steps[: len(part.place)]) != part.place:
         return None
     live: Any = manifest

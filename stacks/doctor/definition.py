@@ -21,7 +21,7 @@ SHIPPED = Path(__file__).parents[1] / "controller" / "definition.yaml"
 
 
 def find_missing_fields(live: Manifest) -> list[str]:
-    """Return the fields of this version's schema that the cluster's lacks, such as `spec.units[].spares`.
+    """Return the fields, such as `spec.units[].spares`, that this version's schema has and the definition `live` lacks.
 
     Fields inside a missing one are not named. Versions that the cluster does not serve are not compared.
     """
@@ -34,7 +34,10 @@ def find_missing_fields(live: Manifest) -> list[str]:
 
 
 def _missing_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield the paths of the fields that the schema `ours` has and `theirs` lacks, both of the field at `path`."""
+    """Yield the paths of the fields that the schema `ours` has and `theirs` lacks.
+
+    Both are schemas of the field at `path`.
+    """
     if theirs.get("x-kubernetes-preserve-unknown-fields"):
         return
     known = theirs.get("properties") or {}
@@ -50,7 +53,7 @@ def _missing_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: st
 
 
 def _schemas(definition: Manifest) -> dict[str, Mapping[str, Any]]:
-    """Return the schema of each version in a CustomResourceDefinition."""
+    """Return version -> schema of a CustomResourceDefinition."""
     versions = definition["spec"]["versions"]
     return {each["name"]: (each.get("schema") or {}).get("openAPIV3Schema") or {} for each in versions}
 

@@ -26,22 +26,25 @@ NOT_PROBED = "nodes were not probed: first fix the findings that block"
 
 @dataclass(frozen=True)
 class Examination:
-    """The findings, and in `probed` a line on what a probe measured or why it did not run; None without a probe."""
+    """The findings about a cluster, and in `probed` a line on the probe: what it measured, or why it did not run.
+
+    `probed` is None if no probe was asked for.
+    """
 
     findings: tuple[Finding, ...]
     probed: str | None
 
     @property
     def blocks(self) -> bool:
-        """True if any finding would stop `up`."""
+        """Whether any finding would stop `up`."""
         return any(each.blocks for each in self.findings)
 
 
 def examine(plan: Plan, context: str, *, runs_probe: bool, report: Callable[[str], None]) -> Examination:
     """Compare the cluster of a kubeconfig context with `plan`. Without a probe nothing is created.
 
-    Raises InfeasibleError if the plan cannot be rendered, and ClusterError if the cluster cannot be asked: without a
-    usable kubeconfig or an answer, or if the server refuses.
+    Raises InfeasibleError if the plan cannot be rendered, and ClusterError if the kubeconfig is unusable, or if the
+    server does not answer or refuses.
     """
     needs = read_needs(plan)
     try:

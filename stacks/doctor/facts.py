@@ -16,7 +16,7 @@ __all__ = ["ClusterFacts", "MissingRight", "ReadFailure", "Refusal"]
 
 @dataclass(frozen=True)
 class MissingRight:
-    """The verbs that the kubeconfig's user may not use on objects of a kind."""
+    """The `verbs` (such as `create`) that the kubeconfig's user may not use on objects of a kind."""
 
     kind: str
     namespace: str  # empty for kinds of the whole cluster
@@ -41,7 +41,7 @@ class ReadFailure:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """The state of a cluster at one moment, as far as it matters to a plan."""
+    """The state of a cluster at one moment, as far as a plan depends on it."""
 
     namespace: Manifest | None = None  # the plan's
     nodes: tuple[Manifest, ...] | None = ()

@@ -61,7 +61,7 @@ def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def findings_lines(findings: Sequence[Finding], plan: str, context: str) -> list[str]:
-    """Return the findings as lines for people, blocking ones first; objects with the same problem share a line."""
+    """Return the findings as lines for people, blocking ones first. Objects with the same problem share a line."""
     if not findings:
         return [f"{plan}: nothing in the cluster of context {context} stands in its way"]
     num_blocking = sum(each.blocks for each in findings)
@@ -70,33 +70,33 @@ def findings_lines(findings: Sequence[Finding], plan: str, context: str) -> list
 
 
 def split_sentence(sentence: str) -> tuple[str, str]:
-    """Split an error's sentence (`kube/errors.py`) into (reason, fix)."""
+    """Return an error's sentence (`kube/errors.py`) as (reason, fix)."""
     reason, _, fix = sentence.rpartition("; ")
     return (reason, fix) if reason else (fix, "remove what the server names, and repeat")
 
 
 def plural(kind: str) -> str:
-    """Return the plural of a kind: `Services`, `NetworkPolicies`."""
+    """Return the plural of a kind, such as `Services` or `NetworkPolicies`."""
     return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:
     alike: dict[Finding, list[Finding]] = {}
     for each in findings:
-        alike.setdefault(_nameless(each), []).append(each)
+        alike.setdefault(_hide_name(each), []).append(each)
     for nameless, members in sorted(alike.items(), key=lambda pair: not pair[0].blocks):
         said = members[0] if len(members) == 1 else nameless
         kind = "blocks" if said.blocks else "note"
         yield f"  {kind}  {said.check}  {_name_objects([each.object for each in members])}: {said.reason}; {said.fix}"
 
 
-def _nameless(finding: Finding) -> Finding:
-    """Return a finding with NAME in place of its object's name, so that equal problems can share a line."""
+def _hide_name(finding: Finding) -> Finding:
+    """Return a finding with NAME instead of its object's name, so that findings with the same problem are equal."""
     name = re.compile(rf"(?<![\w.-]){re.escape(finding.object.rpartition(' ')[2])}(?![\w.-])")
     return replace(finding, object="", reason=name.sub("NAME", finding.reason), fix=name.sub("NAME", finding.fix))
 
 
 def _name_objects(objects: Sequence[str]) -> str:
-    """Return the names of up to three objects, and the number of the others."""
+    """Return the names of up to three objects, and the number of further ones."""
     shown, num_more = ", ".join(objects[:3]), len(objects) - 3
     return f"{shown} and {num_more} more" if num_more > 0 else shown

@@ -38,7 +38,7 @@ CLASS = re.compile(r"no PriorityClass with name|RuntimeClass .* not found|runtim
 
 
 def namespace(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that the namespace exists, if the plan does not create it, and that it is not being deleted."""
+    """Yield a finding if the namespace is being deleted, or if it is missing and the plan does not create it."""
     live, subject = facts.namespace, f"Namespace {needs.namespace}"
     was_seen = all(each.what != "the namespace" for each in facts.read_failures)
     if live is None and not needs.creates_namespace and was_seen:
@@ -50,7 +50,7 @@ def namespace(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def required_objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that every object that the plan's pods name exists."""
+    """Yield a finding for each object that the plan's pods name and that does not exist."""
     for required, found in facts.required_objects.items():
         if found is None:
             check, how = REQUIRED[required.kind]
@@ -62,7 +62,7 @@ def required_objects(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that each claim has a volume, and an access mode that suits the nodes whose pods mount it."""
+    """Yield a finding for each PersistentVolumeClaim without a volume, or with access modes too narrow for its pods."""
     for required, found in facts.required_objects.items():
         if required.kind != "PersistentVolumeClaim" or found is None:
             continue
@@ -83,13 +83,13 @@ def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _allowed_modes(num_nodes: int, *, is_written: bool) -> set[str]:
-    """Return the access modes with which pods on `num_nodes` nodes can mount a claim (and write, if `is_written`)."""
+    """Return the access modes with which pods on `num_nodes` nodes can mount a claim and, with `is_written`, write."""
     any_node = FOR_MANY_NODES if num_nodes > 1 else FOR_MANY_NODES | FOR_WRITERS
     return any_node & FOR_WRITERS if is_written else any_node
 
 
 def quotas(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that each quota has enough left for all pods of the plan.
+    """Yield a finding for each quota with too little left for all pods of the plan.
 
     Pods that an earlier `up` of the plan has started are not counted twice.
     """
@@ -112,7 +112,7 @@ def quotas(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def pods(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that admission accepted a dry run of one pod of each component."""
+    """Yield a finding for each reason for which admission refused the dry run of a component's pod."""
     said_quotas = {each.object.rpartition("/")[2] for each in quotas(needs, facts)}
     has_no_class = any(
         found is None for required, found in facts.required_objects.items() if required.kind.endswith("Class")
@@ -139,7 +139,10 @@ def pods(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _workload_is_refused(component: str, needs: Needs, facts: ClusterFacts) -> bool:
-    """Return whether the workload of a refused pod was refused as well, which reports the same problem."""
+    """Return whether the workload of a refused pod was refused too.
+
+    Then the workload's finding reports the same problem.
+    """
     workloads = {str(Reference.from_manifest(each)) for each in needs.find_workloads(component)}
     invalid = (each.object for each in facts.refusals if isinstance(each.error, RefusedError) and each.error.is_invalid)
     return not workloads.isdisjoint(invalid)
@@ -157,20 +160,20 @@ def _refused_pod_finding(refused: Refusal, error: RefusedError, needs: Needs) ->
 
 
 def _waits_for_pods(claim: Manifest, facts: ClusterFacts) -> bool:
-    """Return whether the claim's volume is created only when a pod uses it (WaitForFirstConsumer)."""
+    """Return whether the claim's volume is created only once a pod uses it (WaitForFirstConsumer)."""
     name = claim["spec"].get("storageClassName")
     found = (each for each in facts.storage_classes or () if each["metadata"]["name"] == name)
     return any(each.get("volumeBindingMode") == "WaitForFirstConsumer" for each in found)
 
 
 def _nodes_mounting(claim: str, needs: Needs) -> set[str]:
-    """Return the nodes whose pods mount the claim. A workload without planned nodes counts as a single node."""
+    """Return the names of the nodes whose pods mount the claim. A workload without planned nodes counts as one node."""
     mounting = [each for each in needs.pod_sets if claim in each.claims]
     return {node for each in mounting for node in each.nodes or (f"any for {each.owner}",)}
 
 
 def _planned_usage(needs: Needs) -> dict[str, Decimal]:
-    """Return the resources of all the plan's pods, under the names that quotas use.
+    """Return resource -> amount over all the plan's pods, under the names that quotas use.
 
     Source: https://kubernetes.io/docs/concepts/policy/resource-quotas/ (types of resource quota)
     """
@@ -180,7 +183,7 @@ def _planned_usage(needs: Needs) -> dict[str, Decimal]:
 
 
 def _current_usage(needs: Needs, facts: ClusterFacts) -> dict[str, Decimal]:
-    """Return the resources of the plan's pods that exist already, under the names that quotas use."""
+    """Return resource -> amount over the plan's pods that exist already, under the names that quotas use."""
     own = [each["spec"] for each in facts.pods or () if needs.owns(each)]
     requests, limits = sum_amounts(map(pod_requests, own)), sum_amounts(map(pod_limits, own))
     return _quota_usage(requests, limits, len(own))

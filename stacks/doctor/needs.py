@@ -55,7 +55,7 @@ class RequiredObject:
 
 @dataclass(frozen=True)
 class PodSet:
-    """The equal pods of one workload."""
+    """The pods of one workload, which are all equal."""
 
     owner: str  # a unit's name, or the gateway's or the controller's
     component: (
@@ -68,26 +68,26 @@ class PodSet:
 
     @property
     def requests(self) -> Amounts:
-        """The resources that each pod reserves on its node."""
+        """Resource -> amount that each pod reserves on its node."""
         return pod_requests(self.template["spec"])
 
     @property
     def limits(self) -> Amounts:
-        """The resource limits of each pod."""
+        """Resource -> the limit of each pod."""
         return pod_limits(self.template["spec"])
 
     @property
     def claims(self) -> list[str]:
-        """The PersistentVolumeClaims that each pod mounts."""
+        """The names of the PersistentVolumeClaims that each pod mounts."""
         return [each["claimName"] for each in self._claims()]
 
     @property
     def written_claims(self) -> list[str]:
-        """The PersistentVolumeClaims that each pod writes to."""
+        """The names of the PersistentVolumeClaims that each pod may write to."""
         return [each["claimName"] for each in self._claims() if not each.get("readOnly")]
 
     def mounts(self, path: str) -> bool:
-        """Return whether a volume is mounted at `path` in the pods' container."""
+        """Return whether the pods' first container has a volume mounted at `path`."""
         return path in [each["mountPath"] for each in self.template["spec"]["containers"][0].get("volumeMounts") or []]
 
     def _claims(self) -> Iterator[dict[str, Any]]:
@@ -114,9 +114,9 @@ class Needs:
         return sorted({(each["apiVersion"], each["kind"]) for each in self.objects})
 
     def suggest_correction(self, refused: str, words: str) -> str | None:
-        """Return where the overlay wrote what the server refuses with `words`; None if it did not change the object.
+        """Return the place in the overlay to correct, given the server's message `words` about an object or pod.
 
-        `refused` is the object, or the component of a dry-run pod.
+        `refused` is the object, or the component of a dry-run pod. None if the overlay did not change it.
         """
         for each in self.find_workloads(refused):
             return suggest_correction(each, self.overlay, words, template_place(each) or ())
@@ -131,18 +131,17 @@ class Needs:
         return [each for each in self.objects if each["metadata"]["name"] in owners and template_place(each)]
 
     def owns(self, pod: Manifest) -> bool:
-        """Return whether a pod is one of the plan's own, from an earlier `up`."""
+        """Return whether a pod belongs to the plan, as pods of an earlier `up` do."""
         metadata = pod["metadata"]
         is_labelled = (metadata.get("labels") or {}).get(PLAN_LABEL) == self.plan
         return is_labelled and metadata.get("namespace") == self.namespace
 
 
 def read_needs(plan: Plan) -> Needs:
-    """Return what `plan` needs from a cluster.
+    """Return everything that `plan` needs from a cluster.
 
-    Raises InfeasibleError if it cannot be rendered or an object is wrong.
-
-    An overlay may write anything anywhere; without this check the server would refuse the object during `up`.
+    Raises InfeasibleError if the plan cannot be rendered or an object is wrong. An overlay may write anything
+    anywhere; without this check the server would refuse the object during `up`.
     """
     rendered = plan_objects(plan)
     objects = tuple(each.manifest for each in rendered.all_objects())
@@ -163,22 +162,19 @@ def read_needs(plan: Plan) -> Needs:
 
 
 def pod_requests(spec: Template) -> Amounts:
-    """Return the resources that a pod of this spec reserves on its node.
-
-    Where there is no request, the limit counts.
-    """
+    """Return resource -> amount that a pod of this spec reserves on its node. Without a request, the limit counts."""
     return _sum_containers(
         spec, lambda resources: {**amounts(resources.get("limits")), **amounts(resources.get("requests"))}
     )
 
 
 def pod_limits(spec: Template) -> Amounts:
-    """Return the resource limits of a pod of this spec, summed over its containers."""
+    """Return resource -> the limit of a pod of this spec, summed over its containers."""
     return _sum_containers(spec, lambda resources: amounts(resources.get("limits")))
 
 
 def sum_amounts(parts: Iterable[Amounts]) -> dict[str, Decimal]:
-    """Return the sum of amounts, resource by resource."""
+    """Return resource -> the sum of its amounts in all `parts`."""
     total: dict[str, Decimal] = {}
     for part in parts:
         for name, amount in part.items():
@@ -187,9 +183,10 @@ def sum_amounts(parts: Iterable[Amounts]) -> dict[str, Decimal]:
 
 
 def _sum_containers(spec: Template, read_amounts: Callable[[Template], Amounts]) -> Amounts:
-    """Return the summed amounts of containers and sidecars.
+    """Return resource -> the amount of a whole pod, given the amounts of one container's `resources`.
 
-    An init container that ends counts if it alone needs more.
+    Containers and sidecars are summed. An init container that ends counts only if it alone needs more than that
+    sum.
 
     Source: https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
     """
@@ -203,7 +200,7 @@ def _sum_containers(spec: Template, read_amounts: Callable[[Template], Amounts])
 
 
 def _require_readable(plan: Plan, objects: Sequence[Manifest]) -> None:
-    """Raises InfeasibleError if an object has a wrong field that `doctor` reads. Every server would refuse it."""
+    """Raise InfeasibleError if an object has a wrong field that `doctor` reads. Any server would refuse that object."""
     findings = [
         Finding("kubernetes", None, f"R202 must render what Kubernetes takes: {wrong}", reason, fix).at(plan.name)
         for each in objects
@@ -216,7 +213,7 @@ def _require_readable(plan: Plan, objects: Sequence[Manifest]) -> None:
 
 
 def _find_mistake(manifest: Manifest) -> str | None:
-    """Return the first mistake in an object's fields, or in its pods' annotation for Multus; None if there is none."""
+    """Return the first mistake in an object's fields, or in its pods' annotation for Multus; None without one."""
     if wrong := misfit(manifest, WORKLOADS.get("", {}), WORKLOADS.get(manifest["kind"], {})):
         return wrong
     metadata = (_template(manifest) or {}).get("metadata") or {}
@@ -251,7 +248,7 @@ def _template(workload: Manifest) -> Template | None:
 
 
 def _num_pods(workload: Manifest) -> int:
-    """Return the number of pods of a workload, as its manifest has it."""
+    """Return the number of pods of a workload by its manifest: replicas, times pods of a group."""
     spec = workload["spec"]
     size = (spec.get("leaderWorkerTemplate") or {}).get("size", 1)
     return int(size) * int(spec.get("replicas", 1))
@@ -271,7 +268,7 @@ def _find_required(objects: Sequence[Manifest], pod_sets: Sequence[PodSet], name
 
 
 def _required_issuer(reference: dict[str, str], namespace: str) -> RequiredObject:
-    """Return the issuer that a Certificate refers to."""
+    """Return the issuer that a Certificate's `issuerRef` names, as an object that must exist."""
     kind = reference["kind"]
     within = namespace if kind == "Issuer" else ""
     return RequiredObject(reference["group"], kind, within, reference["name"], "kubernetes.tls.issuer")
@@ -282,7 +279,7 @@ def _required_by_pod(pod_set: PodSet, namespace: str) -> Iterator[RequiredObject
     for claim in pod_set.claims:
         field = "kubernetes.kv_cache_claim" if claim in pod_set.written_claims else "kubernetes.volumes"
         yield RequiredObject("", "PersistentVolumeClaim", namespace, claim, field)
-    for secret in _secrets(spec):
+    for secret in _secrets_in_env(spec):
         yield RequiredObject("", "Secret", namespace, secret, "kubernetes.env, or a phase's env")
     for secret, keys in _mounted_secrets(spec):
         field = "gateway.keys" if KEYS_FILE in keys else "kubernetes.tls"
@@ -296,12 +293,12 @@ def _required_by_pod(pod_set: PodSet, namespace: str) -> Iterator[RequiredObject
     metadata = pod_set.template.get("metadata") or {}
     if queue := (metadata.get("labels") or {}).get(QUEUE):
         yield RequiredObject("kueue.x-k8s.io", "LocalQueue", namespace, queue, "kubernetes.queue")
-    for within, name in _networks((metadata.get("annotations") or {}).get(NETWORKS, ""), namespace):
+    for within, name in _parse_networks((metadata.get("annotations") or {}).get(NETWORKS, ""), namespace):
         yield RequiredObject("k8s.cni.cncf.io", "NetworkAttachmentDefinition", within, name, "kubernetes.networks")
 
 
-def _secrets(spec: Template) -> Iterator[str]:
-    """Yield the names of the Secrets that containers' environment variables need; optional ones are left out."""
+def _secrets_in_env(spec: Template) -> Iterator[str]:
+    """Yield the names of the Secrets in the environment variables of a pod's containers, without optional ones."""
     for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
         for variable in container.get("env") or []:
             secret = (variable.get("valueFrom") or {}).get("secretKeyRef")
@@ -310,7 +307,7 @@ def _secrets(spec: Template) -> Iterator[str]:
 
 
 def _mounted_secrets(spec: Template) -> Iterator[tuple[str, list[str]]]:
-    """Yield each Secret in a pod's projected volumes, and the keys that are mounted."""
+    """Yield (name, mounted keys) of each Secret in a pod's projected volumes."""
     for volume in spec.get("volumes") or []:
         for source in (volume.get("projected") or {}).get("sources") or []:
             if "secret" in source:
@@ -318,7 +315,7 @@ def _mounted_secrets(spec: Template) -> Iterator[tuple[str, list[str]]]:
                 yield secret["name"], [item["key"] for item in secret.get("items") or []]
 
 
-def _networks(annotation: str, namespace: str) -> Iterator[tuple[str, str]]:
+def _parse_networks(annotation: str, namespace: str) -> Iterator[tuple[str, str]]:
     """Yield (namespace, name) of each network in Multus' annotation: `a, other/b@net1`, or a JSON list."""
     if annotation.startswith("["):
         yield from ((each.get("namespace") or namespace, each["name"]) for each in _listed_networks(annotation))

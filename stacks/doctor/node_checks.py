@@ -36,7 +36,7 @@ DEVICE_PLUGIN = "the device plugin that offers it"
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A node named in the plan, which the cluster may lack, and the pods planned for it."""
+    """A node that the plan names, with the pods planned for it. The cluster may not have it."""
 
     name: str
     pod_set: PodSet
@@ -48,7 +48,7 @@ class PlannedNode:
 
 
 def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check every planned node, then every spare."""
+    """Yield the findings about every planned node, then about every spare."""
     if facts.nodes is None:
         return
     known = {each["metadata"]["name"]: each for each in facts.nodes}
@@ -68,7 +68,10 @@ def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that a node has room, beside the units, for each pod not bound to nodes, such as the gateway's."""
+    """Yield a finding for each kind of pod not bound to nodes, such as the gateway's, if no node has room for it.
+
+    The units' requests count as taken.
+    """
     if facts.nodes is None:
         return
     taken = {name: [each.requests] for each in needs.pod_sets for name in each.nodes}
@@ -80,7 +83,7 @@ def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _explain_no_room(pod_set: PodSet, nodes: Sequence[Manifest]) -> tuple[str, str]:
-    """Return (reason, fix) if no node has room for a pod that is not bound to nodes."""
+    """Return (reason, fix) for a pod that is not bound to nodes and that no node has room for."""
     closed = [node for node in nodes if _blocking_taints(node, pod_set) or _missing_labels(node, pod_set)]
     if closed and len(closed) == len(nodes):
         lacking = dict.fromkeys(label for node in nodes for label in _missing_labels(node, pod_set))
@@ -96,7 +99,7 @@ def _explain_no_room(pod_set: PodSet, nodes: Sequence[Manifest]) -> tuple[str, s
 
 
 def _find_barriers(place: PlannedNode, node: Manifest) -> Iterator[Finding]:
-    """Yield a finding for each cordon, label or taint that keeps the scheduler from placing the pods on the node."""
+    """Yield a finding for each cordon, missing label and taint for which the scheduler keeps the pods off the node."""
     if node["spec"].get("unschedulable"):
         fix = f"let it take pods again: kubectl uncordon {place.name}; or without it: {PLAN_WITHOUT}"
         yield place.finding("node", "it is cordoned", fix)
@@ -109,7 +112,7 @@ def _find_barriers(place: PlannedNode, node: Manifest) -> Iterator[Finding]:
 
 
 def _explain_absence(name: str, known: Mapping[str, Manifest]) -> tuple[str, str]:
-    """Return (reason, fix) if the cluster has no node of this name. The name may be another node's hostname label."""
+    """Return (reason, fix) if no node of the cluster is named `name`, which may be another node's hostname label."""
     alias = next((each for each, node in known.items() if _labels(node).get(HOSTNAME) == name), None)
     if alias:
         reason = f"it is the label {HOSTNAME} of the Node {alias}, and pods are placed by the Node's own name"
@@ -133,16 +136,13 @@ def _missing_labels(node: Manifest, pod_set: PodSet) -> list[str]:
 
 
 def _blocking_taints(node: Manifest, pod_set: PodSet) -> list[str]:
-    """Return the taints that keep the pods away, as `kubectl taint` writes them.
-
-    COVERED_TAINTS are reported elsewhere.
-    """
+    """Return the node's taints that keep the pods away, as `kubectl taint` writes them, without COVERED_TAINTS."""
     taints = repelling_taints(node, pod_set.template["spec"].get("tolerations") or [])
     return [taint_text(each) for each in taints if each["key"] not in COVERED_TAINTS]
 
 
 def _find_shortages(place: PlannedNode, node: Manifest) -> Iterator[Finding]:
-    """Yield a finding for each resource that the node lacks, or has too little of even when it is empty."""
+    """Yield a finding for each resource of which the node lacks enough for the pod, even if it were empty."""
     status = node.get("status") or {}
     allocatable, capacity = amounts(status.get("allocatable")), amounts(status.get("capacity"))
     for resource, wanted in place.pod_set.requests.items():
@@ -165,7 +165,7 @@ def _find_shortages(place: PlannedNode, node: Manifest) -> Iterator[Finding]:
 
 
 def _find_occupied(place: PlannedNode, node: Manifest, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield a finding for each resource that the node has enough of, but that other pods hold."""
+    """Yield a finding for each resource that would suffice if other pods did not hold part of it."""
     offered = amounts((node.get("status") or {}).get("allocatable"))
     holders = _foreign_pods(node, place.pod_set, needs, facts)
     held = sum_amounts(pod_requests(each["spec"]) for each in holders)
@@ -179,14 +179,14 @@ def _find_occupied(place: PlannedNode, node: Manifest, needs: Needs, facts: Clus
 
 
 def _name_pods(pods: Sequence[Manifest]) -> str:
-    """Return the names of up to three pods, and the number of the others."""
+    """Return the names of up to three pods, and the number of further ones."""
     shown = ", ".join(f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in pods[:3])
     return f"{shown} and {len(pods) - 3} more" if len(pods) > 3 else shown
 
 
 def _foreign_pods(node: Manifest, pod_set: PodSet, needs: Needs, facts: ClusterFacts) -> list[Manifest]:
-    """Return other owners' pods on a node which the plan's pods cannot evict by priority."""
-    name, priority = node["metadata"]["name"], _priority(pod_set, facts)
+    """Return the pods on a node that are not the plan's, and that the plan's pods cannot evict by priority."""
+    name, priority = node["metadata"]["name"], _eviction_priority(pod_set, facts)
     return [
         each
         for each in facts.pods or ()
@@ -196,7 +196,7 @@ def _foreign_pods(node: Manifest, pod_set: PodSet, needs: Needs, facts: ClusterF
     ]
 
 
-def _priority(pod_set: PodSet, facts: ClusterFacts) -> int | None:
+def _eviction_priority(pod_set: PodSet, facts: ClusterFacts) -> int | None:
     """Return the priority with which the pods evict others; None if they cannot evict any."""
     wanted = pod_set.template["spec"].get("priorityClassName")
     found = next(

@@ -16,7 +16,7 @@ SLOW = 0.5  # of the median of all pairs; assumed: rails of one kind differ by f
 
 
 def probe_findings(probe: Probe, disk: KvDiskSpec | None = None) -> Iterator[Finding]:
-    """Yield a finding for each problem that a probe found. `disk` is the plan's KV disk."""
+    """Yield a finding for each problem that a probe found. `disk` is the spec's disk for KV, if it has one."""
     for each in probe.foreign_objects:
         reason = "it has a name that the probe gives its own, and this run has not made it"
         fix = f"delete it if a killed probe left it: {_delete_command(each)}; else rename it, or the plan"
@@ -34,7 +34,7 @@ def probe_findings(probe: Probe, disk: KvDiskSpec | None = None) -> Iterator[Fin
 
 
 def probe_summary(probe: Probe) -> str:
-    """Return a line that says what the probe measured."""
+    """Return one line about the rates between nodes and the disks that the probe measured."""
     if probe.foreign_objects:
         return "nodes were not probed: objects of others have the names of the probe's"
     if probe.median is None:
@@ -57,7 +57,7 @@ def _disk_summary(probe: Probe) -> str:
 
 
 def _poor_disks(probe: Probe, disk: KvDiskSpec) -> Iterator[Finding]:
-    """Yield a finding for each node whose disk is unwritable, smaller or slower than the spec's.
+    """Yield a finding for each node whose KV disk is not writable, or smaller or slower than the spec says.
 
     None of them blocks: ranks serve there too, and keep less KV.
     """
@@ -82,7 +82,7 @@ def _poor_disks(probe: Probe, disk: KvDiskSpec) -> Iterator[Finding]:
 
 
 def _cut_off_nodes(probe: Probe) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (node, nodes that it cannot reach) for a few nodes that explain all missing connections.
+    """Yield (node, nodes that it cannot reach) for few nodes that together explain all missing connections.
 
     Greedy: each time the node with the most unexplained missing connections. Connections to nodes whose pod has not
     started are explained already.

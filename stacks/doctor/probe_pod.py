@@ -64,7 +64,7 @@ def peer_address(peer: int, service: str, port: int) -> tuple[str, int]:
 
 
 def try_disk(folder: str, seconds: float) -> "dict[str, float | str]":
-    """Return size and MB/s of the folder's disk, or `{"error": ...}` if it cannot be written to.
+    """Return the size in bytes and the MB/s of the folder's disk, or `{"error": ...}` if it cannot be written to.
 
     No file is left there.
     """
@@ -76,8 +76,8 @@ def try_disk(folder: str, seconds: float) -> "dict[str, float | str]":
         files += (_open_nameless(folder) if is_nameless else _open_unlinked(each) for each in names)
         size = os.statvfs(folder)
         most = min(size.f_bavail * size.f_frsize // MOST_SHARE // len(CHUNK), MOST_CHUNKS)
-        written = _rate(files, lambda file: _write(file, most, time.monotonic() + seconds))
-        rates = {"write_mb_per_s": written, "read_mb_per_s": _rate(files, _read)}
+        written = _measure_rate(files, lambda file: _write(file, most, time.monotonic() + seconds))
+        rates = {"write_mb_per_s": written, "read_mb_per_s": _measure_rate(files, _read)}
         return {"bytes": size.f_blocks * size.f_frsize, "is_nameless": is_nameless, **rates}
     except OSError as error:
         return {"error": error.strerror or str(error)}
@@ -87,7 +87,7 @@ def try_disk(folder: str, seconds: float) -> "dict[str, float | str]":
 
 
 def _links_nameless(folder: str, name: str) -> bool:
-    """Return whether an unnamed file (O_TMPFILE) can be linked to a name in `folder`, as ranks do.
+    """Return whether a file created without a name (O_TMPFILE) can be given one in `folder`, which ranks rely on.
 
     Raises OSError if the folder cannot be opened.
     """
@@ -117,7 +117,10 @@ def _open_unlinked(name: str) -> int:
 
 
 def _write(file: int, most: int, stop: float) -> int:
-    """Write at most `most` chunks before time `stop`, and sync them to the disk. Return the bytes written."""
+    """Write up to `most` chunks of CHUNK's size before the time `stop`, and sync them to the disk.
+
+    Return the bytes written.
+    """
     chunk, written = os.urandom(len(CHUNK)), 0  # a file system may compress zeros
     while written < most * len(chunk) and time.monotonic() < stop:
         written += os.write(file, chunk)
@@ -126,7 +129,7 @@ def _write(file: int, most: int, stop: float) -> int:
 
 
 def _read(file: int) -> int:
-    """Read a whole file from the disk. Return the bytes read."""
+    """Read a whole file from the disk, not from the page cache. Return the bytes read."""
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     done = 0
     while size := len(os.pread(file, len(CHUNK), done)):
@@ -134,8 +137,8 @@ def _read(file: int) -> int:
     return done
 
 
-def _rate(files: "list[int]", work: "Callable[[int], int]") -> float:
-    """Run `work` on all files at once. Return the MB/s of all files together.
+def _measure_rate(files: "list[int]", work: "Callable[[int], int]") -> float:
+    """Run `work`, which returns bytes, on all files at once. Return the MB/s of all files together.
 
     Raises OSError if `work` fails on a file.
     """
@@ -163,7 +166,7 @@ def _accept(server: socket.socket, incoming: Connections) -> None:
 
 
 def _connect(index: int, others: Iterable[int], service: str, port: int, deadline: float) -> Connections:
-    """Connect to each peer, retrying until the deadline while its name or port does not exist yet."""
+    """Return a connection to each peer. Retry until the deadline while a peer's name or port does not exist yet."""
     outgoing: Connections = {}
 
     def reach(peer: int) -> None:
@@ -183,7 +186,7 @@ def _connect(index: int, others: Iterable[int], service: str, port: int, deadlin
 
 
 def _agree(index: int, incoming: Connections, outgoing: Connections, deadline: float) -> bool:
-    """Wait until all pods are connected to all others. Return whether that happened before the deadline."""
+    """Wait until every pod has all its connections. Return whether that happened before the deadline."""
     if index != 0:
         outgoing[0].sendall(READY)
         return _hears(incoming[0], GO, deadline)
@@ -206,7 +209,10 @@ def _hears(connection: socket.socket, word: bytes, deadline: float) -> bool:
 
 
 def _exchange(num_pods: int, incoming: Connections, outgoing: Connections, seconds: float) -> list[float | None]:
-    """Send to and receive from all peers at once. Return the MB/s received from each pod, None for this one."""
+    """Send to and receive from all peers at once for `seconds`. Return the MB/s received from each pod, `[num_pods]`.
+
+    The rate is None for this pod itself.
+    """
     rates: list[float | None] = [None] * num_pods
     stop = time.monotonic() + seconds
 
@@ -234,7 +240,7 @@ def _exchange(num_pods: int, incoming: Connections, outgoing: Connections, secon
 
 
 def _run_at_once(calls: Iterable[Callable[[], None]]) -> None:
-    """Run each call in a thread of its own, and wait for all."""
+    """Run each call in a thread of its own, and wait until all have returned."""
     threads = [threading.Thread(target=each) for each in calls]
     for thread in threads:
         thread.start()

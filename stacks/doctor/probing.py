@@ -44,7 +44,7 @@ CONTAINER_KEYS = ("image", "imagePullPolicy", "securityContext")
 
 @dataclass(frozen=True)
 class Disk:
-    """A node's disk for KV, as its pod measured it while all other pods measured theirs."""
+    """A node's disk for KV, as its pod measured it while the other nodes' pods measured theirs."""
 
     bytes: int  # the size of its file system
     write_mb_per_s: float
@@ -71,16 +71,17 @@ class Probe:
 
 
 def probe(api: Api, needs: Needs, facts: ClusterFacts, patience: Patience) -> Probe:
-    """Start the probe's pods, wait until they have ended or cannot start, and delete everything again.
+    """Run a pod on each planned node, delete everything again, and return what the pods measured.
 
-    Nothing is started or deleted if an object of another owner has a name that the probe needs.
+    Waits until all pods have ended or cannot start. Nothing is started or deleted if an object of another owner has
+    a name that the probe needs.
     """
     makes_namespace = facts.namespace is None
     namespace = probe_name(needs) if makes_namespace else needs.namespace
     places = list(_planned_nodes(needs))
-    manifests = list(_manifests(needs, places, namespace, patience.timeout_s))
+    manifests = list(_probe_manifests(needs, places, namespace, patience.timeout_s))
     if makes_namespace:
-        manifests.insert(0, _namespace(needs, namespace))
+        manifests.insert(0, _probe_namespace(needs, namespace))
     names = {
         str(each["metadata"]["name"]): node for each, (node, _) in zip(manifests[-len(places) :], places, strict=True)
     }
@@ -103,25 +104,28 @@ def probe(api: Api, needs: Needs, facts: ClusterFacts, patience: Patience) -> Pr
 
 
 def probe_name(needs: Needs) -> str:
-    """Return the name of the probe's Service and namespace, which is also the prefix of its pods' names."""
+    """Return the name of the probe's Service and namespace. Its pods' names begin with it too."""
     return f"{needs.plan}-probe"
 
 
 def _is_left_over(live: Manifest, needs: Needs) -> bool:
-    """Return whether an object is left over from a killed probe, and may be deleted.
+    """Return whether an object is left over from a killed probe and may be deleted.
 
-    A namespace never is: other objects may have come into it.
+    A namespace may not: other objects may have come into it.
     """
     return live["kind"] != "Namespace" and (live["metadata"].get("labels") or {}).get(LABEL) == needs.plan
 
 
 def _is_made_by_us_alone(stored: Manifest) -> bool:
-    """Return whether our apply created the object, rather than changing one that somebody created at that moment."""
+    """Return whether our apply created the object.
+
+    Otherwise it changed one that somebody else created at that moment.
+    """
     return {each["manager"] for each in stored["metadata"].get("managedFields") or []} <= {FIELD_MANAGER}
 
 
 def _planned_nodes(needs: Needs) -> Iterator[tuple[str, PodSet]]:
-    """Yield every planned node once, and its pods."""
+    """Yield (node, its pods) for every planned node, each node once."""
     seen: set[str] = set()
     for pod_set in needs.pod_sets:
         for node in pod_set.nodes:
@@ -130,10 +134,10 @@ def _planned_nodes(needs: Needs) -> Iterator[tuple[str, PodSet]]:
                 yield node, pod_set
 
 
-def _manifests(
+def _probe_manifests(
     needs: Needs, places: Sequence[tuple[str, PodSet]], namespace: str, timeout_s: float
 ) -> Iterator[Manifest]:
-    """Yield the Service that gives the pods their names, and the pods."""
+    """Yield the manifests of the probe: the Service that gives its pods their names, then the pods."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL: needs.plan}}
     service = probe_name(needs)
     yield {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(needs, service, namespace), "spec": spec}
@@ -150,7 +154,7 @@ def _manifests(
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": metadata | ({"annotations": annotations} if annotations else {}),
-            "spec": _spec(template["spec"], node, ["python3", "-c", script, *words])
+            "spec": _pod_spec(template["spec"], node, ["python3", "-c", script, *words])
             | {"hostname": f"probe-{index}", "subdomain": service}
             | ({"imagePullSecrets": secrets} if secrets else {}),
         }
@@ -160,8 +164,8 @@ def _metadata(needs: Needs, name: str, namespace: str) -> dict[str, Any]:
     return {"name": name, "namespace": namespace, "labels": {LABEL: needs.plan}}
 
 
-def _spec(unit_spec: dict[str, Any], node: str, command: Sequence[str]) -> dict[str, Any]:
-    """Return the spec of a probe's pod on `node`, made from the spec of the unit's pods."""
+def _pod_spec(unit_spec: dict[str, Any], node: str, command: Sequence[str]) -> dict[str, Any]:
+    """Return the pod spec of the probe's pod on `node`, derived from `unit_spec`, that of the unit's pods."""
     container = unit_spec["containers"][0]
     volumes = [each for each in unit_spec.get("volumes") or [] if "projected" not in each and "configMap" not in each]
     names = {each["name"] for each in volumes}
@@ -180,8 +184,8 @@ def _spec(unit_spec: dict[str, Any], node: str, command: Sequence[str]) -> dict[
     }
 
 
-def _namespace(needs: Needs, name: str) -> Manifest:
-    """Return the manifest of the probe's own namespace, with the Pod Security labels of the plan's."""
+def _probe_namespace(needs: Needs, name: str) -> Manifest:
+    """Return the manifest of a namespace for the probe, with the Pod Security labels of the plan's namespace."""
     planned = [each["metadata"].get("labels") or {} for each in needs.objects if each["kind"] == "Namespace"]
     labels = planned[0] if planned else {}
     security = {key: value for key, value in labels.items() if key.startswith("pod-security.kubernetes.io/")}
@@ -197,9 +201,9 @@ def _pods(api: Api, needs: Needs, namespace: str) -> list[Manifest]:
 
 
 def _describe_running(found: Sequence[Manifest]) -> str | None:
-    """Return how many pods still run.
+    """Return a text that says how many pods still run.
 
-    None once each has ended, cannot start, or waits only for pods that cannot start.
+    None once each pod has ended, cannot start, or waits only for pods that cannot start.
     """
     running = [each for each in found if _termination_message(each) is None and _phase(each) != "Failed"]
     waiting = [each for each in running if not cannot_start(each)]
@@ -221,7 +225,10 @@ def _termination_message(pod: Manifest) -> str | None:
 
 
 def _read_results(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
-    """Return the probe's result from its pods' termination messages. `names` maps pods, by index, to their nodes."""
+    """Return the probe's result from its pods' termination messages.
+
+    `names` is pod -> its node, in the order of indexes.
+    """
     nodes, by_name = list(names.values()), {each["metadata"]["name"]: each for each in found}
     not_started: dict[str, str] = {}
     unreached: dict[str, tuple[str, ...]] = {}
@@ -250,9 +257,9 @@ def _read_results(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
 
 
 def _parse_answer(said: str, num_nodes: int) -> tuple[list[int], list[float | None], Disk | str | None] | None:
-    """Return (missing peers, MB/s from each peer, disk) in a pod's result; None if it is no probe's result.
+    """Return (missing peers, MB/s from each peer, disk) from a pod's result; None if `said` is no probe's result.
 
-    The disk is None if it was not asked for, and a text if it could not be tried.
+    The disk is None if no disk was tried, and an error's text if it could not be tried.
     """
     try:
         answer = json.loads(said)

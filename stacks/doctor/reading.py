@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 
 
 def read_facts(api: Api, needs: Needs) -> ClusterFacts:
-    """Read all facts about a cluster that `needs` depends on.
+    """Read all facts about a cluster that the findings about `needs` depend on.
 
     Raises ProviderError if the cluster does not answer, or refuses for a reason other than missing rights.
     """
@@ -53,7 +53,7 @@ def read_facts(api: Api, needs: Needs) -> ClusterFacts:
         pods=_try_list(api, failures, "pods", "v1", "Pod", "", fieldSelector=RUNNING),
         quotas=_try_list(api, failures, "quotas", "v1", "ResourceQuota", needs.namespace),
         storage_classes=_try_list(api, failures, "storage classes", "storage.k8s.io/v1", "StorageClass", ""),
-        definition=_definition(api, failures, served),
+        definition=_read_definition(api, failures, served),
         required_objects=dict(_find_required(api, failures, needs.required_objects)),
         unserved_kinds=unserved,
         missing_rights=tuple(_find_missing_rights(api, served, needs.namespace)),
@@ -64,7 +64,10 @@ def read_facts(api: Api, needs: Needs) -> ClusterFacts:
 
 
 def _find_unserved_kinds(api: Api, kinds: Iterable[Kind]) -> Iterator[tuple[Kind, list[str]]]:
-    """Yield each kind that the cluster does not serve, with the versions in which it serves the kind's group."""
+    """Yield (kind, versions) for each kind that the cluster does not serve.
+
+    The versions are those of its group there.
+    """
     for api_version, kind in kinds:
         try:
             api.require_kind(api_version, kind)
@@ -79,8 +82,8 @@ def _try_list(
     return None if found is None else tuple(found)
 
 
-def _definition(api: Api, failures: list[ReadFailure], served: Iterable[Kind]) -> Manifest | None:
-    """Return the CRD of our own kind; None if the plan has no object of it, or the CRD cannot be read."""
+def _read_definition(api: Api, failures: list[ReadFailure], served: Iterable[Kind]) -> Manifest | None:
+    """Return the CRD of our own kind; None if the plan has no object of that kind, or if the CRD cannot be read."""
     if all(kind != DEPLOYMENT_KIND for _, kind in served):
         return None
     return _try_read(failures, str(DEFINITION), lambda: api.get(DEFINITION))
@@ -89,16 +92,19 @@ def _definition(api: Api, failures: list[ReadFailure], served: Iterable[Kind]) -
 def _find_required(
     api: Api, failures: list[ReadFailure], required: Iterable[RequiredObject]
 ) -> Iterator[tuple[RequiredObject, Manifest | None]]:
-    """Yield each required object with its live state, None if it or its kind does not exist; skip unreadable ones."""
+    """Yield (required object, its live state) for each required object that may be read.
+
+    The state is None if the object or its kind does not exist.
+    """
     for each in required:
         before = len(failures)
-        found = _try_read(failures, str(each), lambda each=each: _find(api, each))  # type: ignore[misc]
+        found = _try_read(failures, str(each), lambda each=each: _get_required(api, each))  # type: ignore[misc]
         if len(failures) == before:
             yield each, found
 
 
-def _find(api: Api, required: RequiredObject) -> Manifest | None:
-    """Return a live object, in any version that the cluster serves of its group; None if it does not exist."""
+def _get_required(api: Api, required: RequiredObject) -> Manifest | None:
+    """Return a required object in any version of its group that the cluster serves; None if it does not exist."""
     versions = api.versions(required.group) if required.group else ["v1"]
     for version in versions:
         try:
@@ -122,7 +128,7 @@ def _find_missing_rights(api: Api, kinds: Iterable[Kind], namespace: str) -> Ite
 
 
 def _find_refusals(api: Api, objects: Iterable[Manifest]) -> Iterator[Refusal]:
-    """Yield the objects that creating them all would find refused, by ownership and dry runs."""
+    """Yield a refusal for each object that `foresee_create` rejects, by ownership or by a dry run."""
 
     def foresee(manifest: Manifest) -> Refusal | None:
         try:
@@ -137,9 +143,10 @@ def _find_refusals(api: Api, objects: Iterable[Manifest]) -> Iterator[Refusal]:
 
 
 def _takes_pods(namespace: Manifest | None, needs: Needs) -> bool:
-    """Return whether admission already judges a dry-run pod in the plan's namespace as it will judge the plan's pods.
+    """Return whether admission already treats a dry-run pod in the plan's namespace as it will treat the plan's pods.
 
-    It does not if the namespace does not exist yet or is being deleted, or if the plan changes its Pod Security labels.
+    It does not if the namespace does not exist yet or is being deleted, or if the plan changes its Pod Security
+    labels.
     """
     if namespace is None or is_ending(namespace):
         return False

@@ -27,7 +27,7 @@ REVIEWS, REVIEW_KIND = "authorization.k8s.io/v1", "SelfSubjectAccessReview"
 
 
 def connect(context: str | None, kubeconfig: str | None = None) -> "Api":
-    """Return an `Api` for a kubeconfig context (None: the current one), without a call yet.
+    """Return an `Api` for a kubeconfig context (None: the current one). No request is made yet.
 
     Raises KubeconfigError if the kubeconfig is unusable.
     """
@@ -35,7 +35,7 @@ def connect(context: str | None, kubeconfig: str | None = None) -> "Api":
 
 
 def connect_inside() -> "Api":
-    """Return an `Api` for the cluster in which this process's pod runs, without a call yet.
+    """Return an `Api` for the cluster in which this process's pod runs. No request is made yet.
 
     Raises KubeconfigError if this process is not in a pod with a service account.
     """
@@ -51,14 +51,14 @@ class Api:
         self._lock = threading.Lock()
 
     def require_answer(self) -> None:
-        """Raises ProviderError if the server does not answer or rejects the credentials."""
+        """Raise ProviderError if the server does not answer or rejects the credentials."""
         cluster = f"cluster at {self._connection.address}"
         self._connection.request("GET", "/api", cluster, answer_timeout_s=CONNECT_TIMEOUT_S)
 
     def now(self) -> float:
-        """Return the API server's time, which objects' timestamps follow.
+        """Return the API server's time, in seconds since 1970. Objects' timestamps follow this clock.
 
-        Raises ProviderError if it gives no answer.
+        Raises ProviderError if the server does not answer.
         """
         if (server_time := self._connection.server_time) is None:
             self.require_answer()
@@ -67,13 +67,13 @@ class Api:
         return server_time
 
     def require_kind(self, api_version: str, kind: str) -> None:
-        """Raises NotServedError if the cluster does not serve the kind."""
+        """Raise NotServedError if the cluster does not serve the kind."""
         self._find_resource(api_version, kind)
 
     def versions(self, group: str) -> list[str]:
         """Return the versions of an API group that the cluster serves, preferred one first; empty if it serves none."""
         try:
-            found = self._object("GET", f"/apis/{group}", f"versions of {group}", (GROUP,))
+            found = self._request_object("GET", f"/apis/{group}", f"versions of {group}", (GROUP,))
         except RefusedError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return []
@@ -82,9 +82,10 @@ class Api:
         return sorted((each["version"] for each in found["versions"]), key=lambda version: version != preferred)
 
     def may(self, verb: str, api_version: str, kind: str, namespace: str) -> bool:
-        """Return whether the user has the right to `verb` objects of a kind, in `namespace` if the kind is namespaced.
+        """Return whether the user may `verb` (such as `create`) objects of a kind.
 
-        Raises NotServedError if the cluster does not serve the kind.
+        A namespaced kind is asked about in `namespace`. Raises NotServedError if the cluster does not serve the
+        kind.
         """
         resource = self._find_resource(api_version, kind)
         group = api_version.rpartition("/")[0]
@@ -93,37 +94,43 @@ class Api:
             attributes["namespace"] = namespace
         review = {"apiVersion": REVIEWS, "kind": REVIEW_KIND, "spec": {"resourceAttributes": attributes}}
         path = f"{_root(REVIEWS)}/selfsubjectaccessreviews"
-        answer = self._object("POST", path, "question about rights", (REVIEW,), body=review)
+        answer = self._request_object("POST", path, "question about rights", (REVIEW,), body=review)
         return bool(answer["status"]["allowed"])
 
     def get(self, reference: Reference) -> Manifest | None:
         """Return the live object; None if it does not exist."""
         try:
             shapes = (*object_shapes(reference.kind), STORED)
-            return _add_identity(reference, self._object("GET", self._path(reference), str(reference), shapes))
+            return _add_identity(reference, self._request_object("GET", self._path(reference), str(reference), shapes))
         except RefusedError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return None
             raise
 
     def list_all(self, api_version: str, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-        """Return all objects of a kind in `namespace`, everywhere if empty; selectors as `labelSelector="a=b"`."""
+        """Return all objects of a kind in `namespace`; in all namespaces if that is empty.
+
+        `selectors` are query parameters, such as `labelSelector="a=b"`.
+        """
         path = self._collection(Reference(api_version, kind, namespace, ""), everywhere=not namespace)
         query = list(selectors.items())
-        items = self._object("GET", path, f"list of {kind}s", list_shapes(kind), query=query)["items"] or []
+        items = self._request_object("GET", path, f"list of {kind}s", list_shapes(kind), query=query)["items"] or []
         return [{"apiVersion": api_version, "kind": kind} | each for each in items]  # lists omit both
 
     def list_metadata(self, api_version: str, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-        """Return only the metadata of all objects of a kind whose objects may be large."""
+        """Return only the metadata of all objects of a kind in `namespace`, for kinds whose objects may be large."""
         path = self._collection(Reference(api_version, kind, namespace, ""), everywhere=False)
         query = list(selectors.items())
         items = (
-            self._object("GET", path, f"list of {kind}s", list_shapes(""), query=query, accept=METADATA)["items"] or []
+            self._request_object("GET", path, f"list of {kind}s", list_shapes(""), query=query, accept=METADATA)[
+                "items"
+            ]
+            or []
         )
         return [each | {"apiVersion": api_version, "kind": kind} for each in items]
 
     def ask_pod(self, pod: Reference, port: int, path: str, shape: Shape) -> Manifest:
-        """Return the JSON that a pod answers at an HTTP port, whatever its status.
+        """Return the JSON that a pod answers at an HTTP port, even if the answer's HTTP status is an error.
 
         The request goes through the API server.
 
@@ -142,9 +149,9 @@ class Api:
         return cast(Manifest, answer)
 
     def read_pod(self, pod: Reference, port: int, path: str) -> str:
-        """Return the text that a pod answers at an HTTP port, through the API server.
+        """Return the text that a pod answers at an HTTP port. The request goes through the API server.
 
-        Raises ProviderError if it answers with an error or not at all.
+        Raises ProviderError if the pod answers with an error or not at all.
         """
         through = f"{self._path(pod)}:{port}/proxy{path}"
         return self._connection.read_text(through, str(pod), answer_timeout_s=POD_TIMEOUT_S)
@@ -152,8 +159,8 @@ class Api:
     def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False, uid: str | None = None) -> Manifest:
         """Apply `manifest` server-side with strict checks, and return the resulting object.
 
-        Without `force` the server changes no field that another manager owns. With `uid` it refuses if there is
-        no object with that uid.
+        Without `force` the server changes no field that another manager owns. With `uid` it refuses unless an
+        object with that uid exists.
         """
         reference = Reference.from_manifest(manifest)
         if uid is not None:
@@ -163,7 +170,7 @@ class Api:
             query.append(("dryRun", "All"))
         path, subject = self._path(reference), str(reference)
         shapes = object_shapes(reference.kind) if dry_run else (*object_shapes(reference.kind), STORED)
-        answer = self._object("PATCH", path, subject, shapes, query=query, body=manifest, content_type=APPLY)
+        answer = self._request_object("PATCH", path, subject, shapes, query=query, body=manifest, content_type=APPLY)
         return _add_identity(reference, answer)
 
     def merge(self, reference: Reference, changes: Manifest, *, manager: str, part: str = "") -> None:
@@ -210,7 +217,9 @@ class Api:
         return f"{_root(reference.api_version)}{scope}/{resource['name']}"
 
     def _find_resource(self, api_version: str, kind: str) -> Manifest:
-        """Return the server's description of a kind. Raises NotServedError if it has none.
+        """Return the discovery entry of a kind, with its plural name.
+
+        Raises NotServedError if the cluster does not serve it.
 
         Missing kinds are looked up again at each call, since a CRD may be added at any time.
         """
@@ -218,7 +227,7 @@ class Api:
             known = self._find(api_version, kind)
         if known is None:
             try:
-                listed = self._object("GET", _root(api_version), f"kinds of {api_version}", (KINDS,))
+                listed = self._request_object("GET", _root(api_version), f"kinds of {api_version}", (KINDS,))
             except RefusedError as error:
                 if error.status == HTTPStatus.NOT_FOUND:
                     raise NotServedError(api_version, kind) from error
@@ -234,10 +243,11 @@ class Api:
         listed = self._kinds.get(api_version, [])
         return next((each for each in listed if each["kind"] == kind and "/" not in each["name"]), None)
 
-    def _object(self, verb: str, path: str, subject: str, shapes: Sequence[Shape], **more: Any) -> Manifest:
-        """Send a request and return the object or list in the answer, after checking every field that the code reads.
+    def _request_object(self, verb: str, path: str, subject: str, shapes: Sequence[Shape], **more: Any) -> Manifest:
+        """Send a request, and return the object or list in the answer.
 
-        Raises UnreachableError if the answer does not fit `shapes`, so that it is not an API server's.
+        `shapes` cover every field that we read. Raises UnreachableError if the answer does not fit them: then
+        it is not an API server's.
         """
         answer: Manifest = self._connection.request(verb, path, subject, **more)
         if wrong := misfit(answer, *shapes):

@@ -39,16 +39,13 @@ UNTRUSTED = re.compile(r"certificate verify failed: (?P<why>.*?)\.? \(_ssl")
 
 
 class Retries(urllib3.Retry):
-    """Retries a call after a dropped connection, and when an overloaded server asks for it.
+    """Retries any request after a dropped connection, and when an overloaded server asks for it; not after a timeout.
 
-    Any call may be repeated.
-
-    A call that timed out is not repeated. A long pause that a server asks for is cut short, since the waiting user does
-    not see why.
+    A long pause that a server asks for is cut short, since the waiting user does not see why nothing happens.
     """
 
     def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
-        """Return the seconds that the server asks for, at most `LONGEST_PAUSE_S`."""
+        """Return the seconds to wait that the server asks for, at most `LONGEST_PAUSE_S`; None if it asks for none."""
         asked = super().get_retry_after(response)
         return None if asked is None else min(asked, LONGEST_PAUSE_S)
 
@@ -61,7 +58,7 @@ class Retries(urllib3.Retry):
         _pool: ConnectionPool | None = None,
         _stacktrace: TracebackType | None = None,
     ) -> Self:
-        """Return the retries that are left. Raises `error` if it is a timeout or no retries are left."""
+        """Return the retries that are left. Raises `error` if it is a timeout, or if no retries are left."""
         if isinstance(error, urllib3.exceptions.TimeoutError):
             raise error
         return super().increment(method, url, response, error, _pool, _stacktrace)
@@ -76,16 +73,21 @@ class Connection:
     def __init__(
         self, client: ApiClient, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """Use `client`. `clock` is this machine's time, if the server sends none; `monotonic` counts seconds."""
+        """Make requests with `client`.
+
+        `clock` returns this machine's time, used if the server sends none; `monotonic` returns seconds that
+        only grow.
+        """
         self._client, self._clock, self._monotonic = client, clock, monotonic
         self._last_date: tuple[float, float] | None = None  # the server's time, and when we heard it
 
     @classmethod
     def from_kubeconfig(cls, context: str | None, kubeconfig: str | None = None) -> Self:
-        """Connect by `kubeconfig`, a path or content; if empty, that of KUBECONFIG or of the home folder.
+        """Connect with the settings of `kubeconfig`, a path or content.
 
-        Without a `context` the kubeconfig's current one is used. No call is made. Raises KubeconfigError if the
-        kubeconfig is missing or wrong.
+        If it is empty, the file is the one that KUBECONFIG names, or the home folder's. Without a `context` the
+        kubeconfig's current one is used. No request is made. Raises KubeconfigError if the kubeconfig is
+        missing or wrong.
         """
         settings = _settings()
         try:
@@ -98,7 +100,7 @@ class Connection:
     def from_service_account(cls) -> Self:
         """Connect as the service account of this process's pod. A renewed token is read again.
 
-        No call is made. Raises KubeconfigError if this process is not in a pod with a service account.
+        No request is made. Raises KubeconfigError if this process is not in a pod with a service account.
         """
         settings = _settings()
         try:
@@ -117,7 +119,10 @@ class Connection:
 
     @property
     def server_time(self) -> float | None:
-        """The server's time, or this machine's if the server sends none; None before the first answer."""
+        """The server's present time in seconds since 1970, or this machine's if the server sends none.
+
+        None before the first answer.
+        """
         if self._last_date is None:
             return None
         told, heard_at = self._last_date
@@ -188,14 +193,14 @@ class Connection:
         return answer
 
     def unexpected_answer(self, why: str) -> UnreachableError:
-        """Return the error for an answer that is not an API server's."""
+        """Return the error for an answer that no API server would give. `why` says what is wrong with it."""
         return UnreachableError(
             f"{self.address} answers, but not as an API server does ({why}); correct the kubeconfig's server"
         )
 
 
 def is_content(given: str) -> bool:
-    """Return whether `given` is the content of a YAML or JSON file, and not the path of one."""
+    """Return whether `given` is the content of a YAML or JSON file. Otherwise it is a file's path."""
     return "\n" in given or given.lstrip("\ufeff \t\r").startswith("{")
 
 
@@ -215,7 +220,7 @@ def _settings() -> Configuration:
 
 
 def _parse_date(written: str | None, otherwise: float) -> float:
-    """Return the time in an answer's Date header (RFC 9110, 6.6.1), in whole seconds; `otherwise` if it has no date."""
+    """Return the time in an answer's Date header (RFC 9110, 6.6.1), in seconds since 1970; `otherwise` without one."""
     try:
         return parsedate_to_datetime(written or "").timestamp()
     except ValueError:
@@ -242,7 +247,7 @@ def _kubeconfig_problem(context: str | None, kubeconfig: str | None, error: Exce
 
 
 def _describe_kubeconfig(kubeconfig: str | None, error: Exception) -> tuple[str, str]:
-    """Return which kubeconfig is unusable, and why. Content is not shown, since it may be credentials."""
+    """Return (a phrase for the kubeconfig that is unusable, why). Content is not shown, since it may be credentials."""
     if not kubeconfig:
         return "that KUBECONFIG names" if os.environ.get("KUBECONFIG") else "~/.kube/config", str(error)
     if is_content(kubeconfig):
@@ -255,7 +260,7 @@ def _describe_kubeconfig(kubeconfig: str | None, error: Exception) -> tuple[str,
 
 
 def _connection_problem(address: str, error: Exception) -> str:
-    """Return in words why the server at `address` gave no answer.
+    """Return a sentence that says why the server at `address` gave no answer, and what to do.
 
     urllib3 wraps the cause, and the Kubernetes client turns TLS errors into its own.
     """
@@ -266,16 +271,17 @@ def _connection_problem(address: str, error: Exception) -> str:
         )
     if isinstance(error, ApiException) or isinstance(_innermost(error), ssl.SSLError):
         return (
-            f"no TLS connection with the API server at {address} ({_brief(error)}); check the kubeconfig's certificates"
+            f"no TLS connection with the API server at {address} ({_describe_cause(error)}); "
+            "check the kubeconfig's certificates"
         )
     return (
-        f"the API server at {address} does not answer ({_brief(error)}); "
+        f"the API server at {address} does not answer ({_describe_cause(error)}); "
         "check that the cluster runs and can be reached from here, or choose another context"
     )
 
 
-def _brief(error: Exception) -> str:
-    """Return the innermost error in a few words."""
+def _describe_cause(error: Exception) -> str:
+    """Return the error that caused `error`, in a few words."""
     inner = _innermost(error)
     if isinstance(inner, urllib3.exceptions.ConnectTimeoutError):
         return f"no connection within {CONNECT_TIMEOUT_S} s"

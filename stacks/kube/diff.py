@@ -34,14 +34,14 @@ class DifferenceKind(Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between two manifests: its path and kind, without the values."""
+    """One difference between two manifests: its path and kind. The values themselves are left out."""
 
     path: Path
     kind: DifferenceKind
 
 
 def differences(old: Any, new: Any, path: Path = ()) -> Iterator[Difference]:
-    """Yield every difference between two values at `path`, in the order of the keys."""
+    """Yield every difference between two values that are at `path` of two manifests, in the order of their keys."""
     if isinstance(old, dict) and isinstance(new, dict):
         yield from _map_differences(old, new, path)
     elif isinstance(old, list) and isinstance(new, list):
@@ -51,7 +51,7 @@ def differences(old: Any, new: Any, path: Path = ()) -> Iterator[Difference]:
 
 
 def path_text(path: Path) -> str:
-    """Write a path as Pulumi does: `spec.ports[0].name`, `metadata.labels["app.kubernetes.io/name"]`."""
+    """Return a path as Pulumi writes it: `spec.ports[0].name`, `metadata.labels["app.kubernetes.io/name"]`."""
     return "".join(map(_step_text, path)).removeprefix(".")
 
 
@@ -82,7 +82,7 @@ def _common_end(old: list[Any], new: list[Any]) -> int:
 
 
 def _equal(old: Any, new: Any) -> bool:
-    """Return whether two values are equal as JSON, unlike Python, where `True == 1` and `[True] == [1]`."""
+    """Return whether two values are equal as JSON. Python's `==` is not enough: `True == 1` there."""
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(_equal(old[key], new[key]) for key in old)
     if isinstance(old, list) and isinstance(new, list):

@@ -30,17 +30,20 @@ Owned = dict[str, Any]  # a node of the tree `fieldsV1` in `managedFields`
 
 
 def merge_live_values(manifest: Manifest, live: Manifest, applied: Manifest) -> Manifest:
-    """Return `manifest`, with the live value wherever `live` differs from `applied` (the dry run's result)."""
+    """Return `manifest` with drifted fields set to their live values: those in which `live` differs from `applied`.
+
+    `applied` is the result of applying the manifest as a dry run.
+    """
     answer = _merge_map(manifest, live, applied, owned_fields(applied))
     assert isinstance(answer, dict)
     return answer
 
 
 def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
-    """Return whether applying `manifest` surely changes nothing: we own exactly its fields, with its values.
+    """Return whether applying `manifest` surely changes nothing: we own exactly its fields, and `live` has its values.
 
-    False if that is unsure, because a value is spelled differently (such as a quantity) or an item's key has a default.
-    Then a dry run has to tell.
+    False if that is unsure, because a value is spelled differently (such as a quantity) or an item's key has a
+    default. Then a dry run has to tell.
     """
     metadata = {key: value for key, value in manifest["metadata"].items() if key not in ("name", "namespace")}
     ours = {key: value for key, value in manifest.items() if key not in ("apiVersion", "kind", "metadata")}
@@ -48,9 +51,7 @@ def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
 
 
 def guess_applied(live: Manifest, manifest: Manifest) -> Manifest:
-    """Return what applying `manifest` to `live` would probably give.
-
-    For manifests that the server refuses to dry-run.
+    """Return the object that applying `manifest` to `live` would probably give, if the server refuses a dry run of it.
 
     Items of lists are matched by their index.
     """
@@ -58,7 +59,7 @@ def guess_applied(live: Manifest, manifest: Manifest) -> Manifest:
 
 
 def owned_fields(stored: Manifest) -> Owned:
-    """Return the fields of a live object that our field manager owns by server-side apply; empty if none."""
+    """Return the tree (`fieldsV1`) of an object's fields that our field manager has applied; empty if it has none."""
     entries = stored["metadata"].get("managedFields") or []
     ours = (e for e in entries if e["manager"] == FIELD_MANAGER and e["operation"] == "Apply")
     return next((each.get("fieldsV1") or {} for each in ours if not each.get("subresource")), {})
@@ -124,7 +125,7 @@ def _merge_list(ours: list[Any], live: list[Any], applied: list[Any], owned: Own
 def _merge_items(
     ours: list[Any], live: list[Any], applied: list[Any], keys: list[Manifest], owned: Owned
 ) -> Iterator[Any]:
-    """Yield the manifest's items that exist, with live values, then the live items that applying would remove."""
+    """Yield the manifest's items that exist, with their live values, then the live items that applying would remove."""
     left = list(keys)
     for item in ours:
         key = next((each for each in left if _may_have_key(item, each)), None)
@@ -140,15 +141,15 @@ def _merge_items(
 
 
 def _may_have_key(item: Manifest, key: Manifest) -> bool:
-    """Return whether a list's item may be the one with `key`.
+    """Return whether a list's item may have `key`: no field of the key has another value in the item.
 
-    An item may omit a part with a default, such as a port's protocol.
+    An item may omit a field of its key that has a default, such as a port's protocol.
     """
     return all(item.get(name, value) == value for name, value in key.items())
 
 
 def _find_item(key: Manifest, items: list[Any]) -> Any:
-    """Return the item of a list that has `key`; None if there is none."""
+    """Return the item whose fields have the values in `key`; None if there is none."""
     return next((each for each in items if all(each.get(name) == value for name, value in key.items())), None)
 
 

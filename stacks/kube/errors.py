@@ -81,11 +81,11 @@ class KubeconfigError(ProviderError):
 
 
 class UnreachableError(ProviderError):
-    """The API server gives no answer, so nothing is known about the cluster."""
+    """The API server gives no answer, so nothing can be said about the cluster."""
 
 
 class NotServedError(ProviderError):
-    """The cluster does not know a kind."""
+    """The cluster's API server does not serve a kind."""
 
     def __init__(self, api_version: str, kind: str) -> None:
         advice = INSTALL.get(kind, "install what defines it, or correct apiVersion and kind")
@@ -96,7 +96,10 @@ class ForeignError(ProviderError):
     """The object's name is taken by an object that Tidemill did not make."""
 
     def __init__(self, reference: Reference, managers: Sequence[str], *, is_the_plans: bool = False) -> None:
-        """Name the object and its managers. `is_the_plans`: it has the plan's label, as rendered manifests do."""
+        """Name the object and its field managers.
+
+        `is_the_plans`: the object has the plan's label, as objects applied from a rendered folder do.
+        """
         owners = ", ".join(managers) or "nobody on record"
         fix = "delete it, or give this one another name: Tidemill never takes over what it did not create"
         if is_the_plans:
@@ -133,7 +136,10 @@ class NotReadyError(ProviderError):
 
 
 class PartlyStoredError(ProviderError):
-    """Work on several objects ended early, for `reasons`. The objects in `existing` exist, or may."""
+    """Storing several objects stopped early, for `reasons`.
+
+    `existing` is key -> manifest of those that exist, or may.
+    """
 
     def __init__(self, existing: Mapping[str, Manifest], reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -156,11 +162,11 @@ class RefusedError(ProviderError):
     """The server answered with an error."""
 
     def __init__(self, subject: str, status: int, answer: Any) -> None:
-        """Explain an `answer` with an error `status`: a Kubernetes Status, or whatever came instead."""
+        """Explain an `answer` with an error `status`: a Kubernetes Status or, from a proxy, any other JSON or text."""
         document = answer if isinstance(answer, dict) else {}
         self.status = status
         self.answer = answer
-        self.server_message = _shorten(str(document.get("message") or answer or _phrase(status)).strip())
+        self.server_message = _shorten(str(document.get("message") or answer or _status_phrase(status)).strip())
         self.sentence = _explain(status, self.server_message)
         super().__init__(f"{subject}: {self.sentence}")
 
@@ -205,9 +211,9 @@ class RefusedError(ProviderError):
 
     @property
     def fields(self) -> list[str]:
-        """The fields that the error names, such as `spec.selector`.
+        """The paths of the fields that the error is about, such as `spec.selector`.
 
-        If it has no list of them, they are taken from its text.
+        If the answer has no list of them, they are taken from its message.
         """
         details = self.answer.get("details") if isinstance(self.answer, dict) else None
         causes = details.get("causes") if isinstance(details, dict) else None
@@ -215,8 +221,8 @@ class RefusedError(ProviderError):
         return [each for each in fields if each and isinstance(each, str)] or FIELD.findall(self.server_message)
 
 
-def _phrase(status: int) -> str:
-    """Return HTTP's name of a status, or its number if HTTP has no such status."""
+def _status_phrase(status: int) -> str:
+    """Return HTTP's name of a status, such as `Not Found`, or `status NUMBER` if HTTP has none."""
     return HTTPStatus(status).phrase if status in set(HTTPStatus) else f"status {status}"
 
 

@@ -52,7 +52,7 @@ BUILTIN_POD_GROUPS = ("apps", "batch")  # API groups of the built-in kinds that 
 
 @dataclass(frozen=True)
 class StoredObject:
-    """The result of storing an object."""
+    """The state of an object after it was created or updated."""
 
     uid: str
     is_off: bool  # somebody scaled it to 0; its manifest does not set replicas
@@ -62,7 +62,7 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class FoundObject:
-    """A live object: the manifest that it was made from, with the live values of fields that have drifted."""
+    """A live object that we own. `manifest` is the one that it was made from, with live values in drifted fields."""
 
     manifest: Manifest
     missing: str | None  # what it lacks to be ready
@@ -89,7 +89,7 @@ def create(
 
 
 def foresee_create(api: Api, manifest: Manifest, *, adopts: bool = False) -> None:
-    """Raises the errors of `create` that can be known from ownership and a dry run.
+    """Raise the errors of `create` that can be known before, from ownership and a dry run.
 
     A missing namespace is no error: the same run may create it.
     """
@@ -118,7 +118,7 @@ def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> S
 
 
 def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
-    """Raises the errors of `update` that can be known from ownership and a dry run.
+    """Raise the errors of `update` that can be known before, from ownership and a dry run.
 
     A missing namespace is no error: the same run may create it.
     """
@@ -133,10 +133,10 @@ def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
 
 
 def foresee_pods(api: Api, manifest: Manifest) -> None:
-    """Raises RefusedError if the pods of an object's template are invalid in any namespace.
+    """Raise RefusedError if the pods of an object's template are invalid in any namespace.
 
-    The server checks the templates of its own kinds with the object, but pods of custom kinds only when a controller
-    creates them. Refusals by admission do not count: they may change until then.
+    The server checks templates of its built-in kinds with the object, but pods of custom kinds only when a
+    controller creates them. Refusals by admission do not count: they may change until then.
     """
     place, reference = pods.template_place(manifest), Reference.from_manifest(manifest)
     if place is None or manifest["apiVersion"].partition("/")[0] in BUILTIN_POD_GROUPS:
@@ -175,7 +175,7 @@ def find_frozen_changes(api: Api, manifest: Manifest, changed: Sequence[Differen
 def read(api: Api, manifest: Manifest) -> FoundObject | None:
     """Return the present state of the object made from `manifest`; None if it no longer exists.
 
-    If another owner's object now has its name, it no longer exists either: `create` will say whose object that is.
+    Also None if an object of another owner now has its name: `create` will say whose object that is.
     """
     try:
         live = api.get(Reference.from_manifest(manifest))
@@ -197,12 +197,10 @@ def read(api: Api, manifest: Manifest) -> FoundObject | None:
 
 
 def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collection[str] = ()) -> None:
-    """Delete the object made from `manifest`, with all that it owns, and wait until it is gone.
+    """Delete the object made from `manifest`, with all that it owns, and wait until it is gone. It may be gone already.
 
-    It may be gone already.
-
-    These stay: an object whose uid is in `kept_uids`, another owner's object of the same name, and a launch file that
-    the controller deletes later, if a pod still mounts it (a unit that has not restarted yet needs it).
+    These stay: an object whose uid is in `kept_uids`, another owner's object of the same name, and a launch file
+    that the controller deletes later, if a pod still mounts it (a unit that has not restarted yet needs it).
 
     Raises SharedError for a namespace that other plans use.
     """
@@ -219,9 +217,9 @@ def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collecti
 
 
 def delete_all(api: Api, manifests: Sequence[Manifest], patience: Patience) -> None:
-    """Delete the objects of `manifests` concurrently, each as `delete` does.
+    """Delete the objects made from `manifests` concurrently, each as `delete` does.
 
-    Raises the first error once all have ended.
+    Raises the first error once all deletions have ended.
     """
     _run_concurrently(lambda each: delete(api, each, patience), manifests)
 
@@ -229,7 +227,7 @@ def delete_all(api: Api, manifests: Sequence[Manifest], patience: Patience) -> N
 def delete_exactly(api: Api, stored: Sequence[Manifest], patience: Patience) -> None:
     """Delete the live objects `stored` concurrently, by their uids. Newer objects of the same names stay.
 
-    Raises the first error once all have ended.
+    Raises the first error once all deletions have ended.
     """
     _run_concurrently(
         lambda each: _delete(api, Reference.from_manifest(each), object_uid(each), owning_plan(each), patience), stored
@@ -260,7 +258,7 @@ def _delete(api: Api, reference: Reference, uid: str, plan: str | None, patience
 
 
 def _get_after_deletion(api: Api, reference: Reference, patience: Patience) -> Manifest | None:
-    """Return the live object, or None. If it is being deleted, wait until it is gone first."""
+    """Return the live object; None if there is none. If it is being deleted, wait until it is gone and look again."""
     live = api.get(reference)
     if live is None or not is_ending(live):
         return live
@@ -271,9 +269,9 @@ def _get_after_deletion(api: Api, reference: Reference, patience: Patience) -> M
 def _store(
     api: Api, manifest: Manifest, live: Manifest | None, patience: Patience, *, waits: bool = True
 ) -> StoredObject:
-    """Apply `manifest` to exactly the object `live`, or create one if that is None.
+    """Apply `manifest` to exactly the object `live`, or create an object if `live` is None.
 
-    If `waits`, wait until it is ready.
+    If `waits`, wait until the object is ready.
     """
     reference = Reference.from_manifest(manifest)
     try:
@@ -289,10 +287,10 @@ def _store(
 
 
 def _foresee_in_default(api: Api, manifest: Manifest) -> None:
-    """Dry-run a manifest in namespace `default`, for one whose own namespace does not exist yet.
+    """Dry-run a manifest in the namespace `default`, because its own namespace does not exist yet.
 
-    Raises RefusedError only if the reason holds in any namespace: the manifest itself, or a webhook that does not
-    answer.
+    Raises RefusedError only for a reason that holds in any namespace: an invalid manifest, or a webhook that does
+    not answer.
     """
     stand_in = manifest | {"metadata": manifest["metadata"] | {"namespace": DEFAULT_NAMESPACE}}
     try:
@@ -304,7 +302,7 @@ def _foresee_in_default(api: Api, manifest: Manifest) -> None:
 
 
 def _require_unshared(api: Api, reference: Reference, plan: str | None) -> None:
-    """Raises SharedError if a namespace has objects of other plans, as far as the user may look.
+    """Raise SharedError if `reference` is a namespace with objects of other plans, as far as the user may list them.
 
     Other plans are recognised by their service accounts.
     """
@@ -316,6 +314,6 @@ def _require_unshared(api: Api, reference: Reference, plan: str | None) -> None:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Return whether one of two paths contains the other."""
+    """Return whether one of two paths is the other, or leads to it."""
     shorter, longer = sorted((one, other), key=len)
     return longer == shorter or (longer.startswith(shorter) and longer[len(shorter)] in ".[")

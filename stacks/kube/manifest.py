@@ -39,7 +39,7 @@ class Reference:
 
     @classmethod
     def from_manifest(cls, manifest: Manifest) -> "Reference":
-        """Return the identity of the object that `manifest` describes. The manifest must have passed `Check`."""
+        """Return the identity of the object that `manifest` describes. The manifest must have these four fields."""
         metadata = manifest["metadata"]
         return cls(manifest["apiVersion"], manifest["kind"], metadata.get("namespace") or "", metadata["name"])
 
@@ -53,7 +53,7 @@ class Reference:
 
 
 def type_token(api_version: str, kind: str) -> str:
-    """Return the Pulumi type of a kind: `tidemill:apps/v1:Deployment`, `tidemill:core/v1:ConfigMap`."""
+    """Return the Pulumi type of a kind, such as `tidemill:apps/v1:Deployment` or `tidemill:core/v1:ConfigMap`."""
     return f"tidemill:{CORE if api_version == 'v1' else api_version}:{kind}"
 
 
@@ -78,7 +78,7 @@ def find_condition(live: Mapping[str, Any], kind: str) -> dict[str, str]:
 
 
 def mounted_configs(value: Any) -> Iterator[str]:
-    """Yield the names of all ConfigMaps that volumes anywhere in an object's fields mount."""
+    """Yield the names of all ConfigMaps in volumes anywhere below `value`, a part of an object."""
     if isinstance(value, dict):
         config = value.get("configMap")
         if isinstance(config, dict) and isinstance(config.get("name"), str):
@@ -90,7 +90,7 @@ def mounted_configs(value: Any) -> Iterator[str]:
 
 
 def parse_instant(written: str) -> float | None:
-    """Return the instant that a field of an object holds; None if Python cannot read it as a time.
+    """Return the time that a field holds, in seconds since 1970; None if Python cannot read it.
 
     The server's schema admits more: small letters, which are read, and days such as the 31st of November.
     """

@@ -22,12 +22,12 @@ OnStored = Callable[[Reference, StoredObject], None]
 
 
 def sort_for_creation(manifests: Manifests) -> list[tuple[str, Manifest]]:
-    """Return keys and manifests in the order in which the objects can be created."""
+    """Return (key, manifest) pairs in the order in which the objects are created: workloads last."""
     return sorted(manifests.items(), key=lambda item: (is_awaited(item[1]), item[0]))
 
 
 def main_object(manifests: Manifests) -> tuple[str, Manifest]:
-    """Return key and manifest of the set's workload, which the other objects exist for."""
+    """Return (key, manifest) of the set's workload, which the other objects exist for."""
     return sort_for_creation(manifests)[-1]
 
 
@@ -42,13 +42,14 @@ def store(
     kept_uids: Collection[str] = (),
     adopts: bool = False,
 ) -> None:
-    """Store the objects of `new`, wait until they are ready, then delete those that only `old` has.
+    """Store the objects of `new`, wait until they are ready, then delete the objects that only `old` has.
 
-    `on_stored` is called for each stored object. Objects in `skip_waiting` are stored without waiting. With `adopts`,
-    objects of the plan that other tools have applied are taken over. Objects whose uid is in `kept_uids` are not
-    deleted.
+    `on_stored` is called for each stored object. Objects in `skip_waiting` are stored without waiting. With
+    `adopts`, objects of the plan that other tools have applied are taken over. Objects whose uid is in `kept_uids`
+    are not deleted.
 
-    Raises PartlyStoredError if something has changed before the error. Any other error means that nothing has.
+    Raises PartlyStoredError if some object was stored or deleted before the error. Any other error means that none
+    was.
     """
     before = _index_by_reference(old)
     done: dict[str, Manifest] = {}
@@ -77,7 +78,7 @@ def store(
 
 
 def foresee(api: Api, old: Manifests, new: Manifests, *, adopts: bool = False) -> None:
-    """Raises the errors of `store` that can be known from ownership and dry runs, all of them together."""
+    """Raise the errors of `store` that can be known before, from ownership and dry runs: all of them together."""
     before = _index_by_reference(old)
     errors = []
     for _, manifest in sort_for_creation(new):
@@ -93,13 +94,13 @@ def foresee(api: Api, old: Manifests, new: Manifests, *, adopts: bool = False) -
 
 
 def read(api: Api, manifests: Manifests) -> dict[str, FoundObject]:
-    """Return the present state of each object that still exists, by key."""
+    """Return key -> present state of each object of the set that still exists."""
     looked = {key: lifecycle.read(api, manifest) for key, manifest in manifests.items()}
     return {key: found for key, found in looked.items() if found is not None}
 
 
 def delete(api: Api, manifests: Manifests, patience: Patience, kept_uids: Collection[str] = ()) -> None:
-    """Delete the objects one after another, workloads first, each as `lifecycle.delete` does."""
+    """Delete the objects of the set one after another, workloads first, each as `lifecycle.delete` does."""
     for _, manifest in reversed(sort_for_creation(manifests)):
         lifecycle.delete(api, manifest, patience, kept_uids)
 
@@ -107,7 +108,7 @@ def delete(api: Api, manifests: Manifests, patience: Patience, kept_uids: Collec
 def _store_one(
     api: Api, before: Manifest | None, manifest: Manifest, patience: Patience, *, waits: bool, adopts: bool
 ) -> StoredObject:
-    """Store one object. If immutable fields change, delete the existing object first."""
+    """Create an object, or update the one made from `before`. If immutable fields change, delete that one first."""
     if before is None:
         return lifecycle.create(api, manifest, patience, waits=waits, adopts=adopts)
     if lifecycle.find_frozen_changes(api, manifest, list(differences(before, manifest))):
@@ -128,7 +129,7 @@ def _foresee(api: Api, before: Manifest | None, manifest: Manifest, *, adopts: b
 
 
 def _list_existing(old: Manifests, done: Manifests) -> dict[str, Manifest]:
-    """Return key -> manifest of the objects that exist after a change from `old` that stopped once `done` was stored.
+    """Return key -> manifest of the objects that exist when a change from `old` has stopped after storing `done`.
 
     If `old` and `done` have different objects under the same key, the old object's name is appended to its key.
     """

@@ -15,13 +15,16 @@ __all__ = ["is_still_ours", "other_managers", "owning_plan", "require_still_ours
 
 
 def owning_plan(manifest: Manifest) -> str | None:
-    """Return the plan that an object belongs to, by its label; None if it has none."""
+    """Return the name of the plan that an object's label names; None without that label."""
     plan = (manifest["metadata"].get("labels") or {}).get(PLAN_LABEL)
     return str(plan) if plan else None
 
 
 def require_takeable(live: Manifest, manifest: Manifest, *, adopts: bool = False) -> None:
-    """Raises ForeignError or OtherPlanError unless we made `live` (in a run whose state was lost), or may adopt it."""
+    """Raise ForeignError or OtherPlanError unless an existing object may become the one that `manifest` describes.
+
+    It may if we made it (in a run whose state was lost), or if it is of the manifest's plan and `adopts` is true.
+    """
     plan = owning_plan(live)
     if not (owned_fields(live) and plan in (None, owning_plan(manifest))) and not (
         adopts and _is_the_plans(live, manifest)
@@ -30,19 +33,22 @@ def require_takeable(live: Manifest, manifest: Manifest, *, adopts: bool = False
 
 
 def other_managers(live: Manifest) -> list[str]:
-    """Return the managers of an object's fields, without Tidemill and those that only write its status."""
+    """Return the names of the managers that set an object's fields, without Tidemill.
+
+    Managers that set only its status do not count.
+    """
     fields = live["metadata"].get("managedFields") or []
     return sorted({each["manager"] for each in fields if not each.get("subresource")} - {FIELD_MANAGER})
 
 
 def is_still_ours(live: Manifest, *manifests: Manifest) -> bool:
-    """Return whether `live` belongs to the plan of one of `manifests`, or has no plan's label but fields we applied."""
+    """Return whether `live` belongs to the plan of one of `manifests`, or to no plan but has fields that we applied."""
     plan = owning_plan(live)
     return plan in set(map(owning_plan, manifests)) or (plan is None and bool(owned_fields(live)))
 
 
 def require_still_ours(live: Manifest, *manifests: Manifest) -> None:
-    """Raises ForeignError or OtherPlanError unless `is_still_ours`."""
+    """Raise ForeignError or OtherPlanError if `is_still_ours` is false."""
     if not is_still_ours(live, *manifests):
         raise _foreign(live, *manifests)
 

@@ -22,7 +22,7 @@ STARTING = {"ContainerCreating", "PodInitializing"}
 
 
 def pod_selector(live: Manifest) -> str | None:
-    """Return the label selector of the object's pods; None for a kind that has no pods of its own."""
+    """Return the label selector of a workload's pods; None for a kind that has no pods of its own."""
     if live["kind"] == "LeaderWorkerSet":
         return f"{LWS_NAME_LABEL}={live['metadata']['name']}"
     labels = ((live.get("spec") or {}).get("selector") or {}).get("matchLabels")
@@ -30,7 +30,7 @@ def pod_selector(live: Manifest) -> str | None:
 
 
 def template_place(workload: Manifest) -> tuple[str, ...] | None:
-    """Return the path of the pod template in an object; None for kinds without pods."""
+    """Return the keys that lead to the pod template in an object; None for kinds without pods."""
     for place in (("spec", "leaderWorkerTemplate", "workerTemplate"), ("spec", "template")):
         found: Any = workload
         for key in place:
@@ -41,7 +41,7 @@ def template_place(workload: Manifest) -> tuple[str, ...] | None:
 
 
 def make_pod(template: Manifest, namespace: str) -> Manifest:
-    """Return the pod that a controller would make from `template`, with the service account `default`.
+    """Return the pod that a controller would make from `template`, but with the service account `default`.
 
     The plan's own service account may not exist yet.
     """
@@ -56,9 +56,9 @@ def unready_nodes(nodes: Sequence[Manifest]) -> set[str]:
 
 
 def reasons(live: Manifest, pods: Sequence[Manifest], down: Set[str], events: Sequence[Manifest]) -> list[str]:
-    """Return why `live` is not ready: reasons of its pods, given the unready nodes `down`.
+    """Return the reasons why `live` is not ready: those of its `pods`; if they give none, those of its `events`.
 
-    If none, reasons from its events.
+    `down` has the names of unready nodes.
     """
     pods_by_reason: dict[str, list[str]] = {}
     for pod in pods:
@@ -69,7 +69,7 @@ def reasons(live: Manifest, pods: Sequence[Manifest], down: Set[str], events: Se
 
 
 def cannot_start(pod: Manifest) -> bool:
-    """Return whether a pod cannot start without help: it lacks an image or a node, or a container keeps crashing."""
+    """Return whether a pod needs help to start: it lacks an image or a node, or a container keeps crashing."""
     waiting = [(each.get("state") or {}).get("waiting") or {} for each in _containers(pod)]
     is_stuck = any(each.get("reason") in PULL_REASONS | {"CrashLoopBackOff"} for each in waiting)
     return is_stuck or find_condition(pod, "PodScheduled").get("status") == "False"
@@ -96,7 +96,7 @@ def _pod_reasons(pod: Manifest, down: Set[str]) -> Iterator[str]:
 
 
 def _container_reasons(container: dict[str, Any]) -> Iterator[str]:
-    """Yield why a container keeps its pod from being ready: it waits, has crashed, or does not report ready."""
+    """Yield the reasons why a container keeps its pod from being ready: it waits, has crashed, or is not ready yet."""
     name, state = container["name"], container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     last = ended or (container.get("lastState") or {}).get("terminated") or {}
@@ -116,7 +116,7 @@ def _container_reasons(container: dict[str, Any]) -> Iterator[str]:
 
 
 def _object_reasons(live: Manifest, events: Sequence[Manifest]) -> Iterator[str]:
-    """Yield why a workload has no pods, from its status and its events."""
+    """Yield the reason why a workload has no pods, from its status or its latest event."""
     if (failure := find_condition(live, "ReplicaFailure")) and failure["status"] == "True":
         yield _line(failure.get("message") or failure.get("reason") or "its pods cannot be created")
     elif events:
@@ -142,7 +142,7 @@ def _name_pods(names: Sequence[str]) -> str:
 
 
 def _termination_line(message: str) -> str:
-    """Return the last line of a container's termination message, as ` (LINE)`; empty if it has none."""
+    """Return the last line of a container's termination message, as ` (LINE)`; empty if the message is empty."""
     lines = [line for line in map(_line, message.splitlines()) if line]
     return f" ({lines[-1][:MAX_WORDS]})" if lines else ""
 

@@ -21,20 +21,23 @@ BINARY = {"Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10}
 
 
 def amounts(quantities: Mapping[str, Any] | None) -> Amounts:
-    """Return the exact numbers of quantities such as `{"cpu": "500m", "nvidia.com/gpu": "8"}`; empty for None.
+    """Return resource -> exact number, from quantities such as `{"cpu": "500m", "nvidia.com/gpu": "8"}`.
 
-    Raises ProviderError if a value is no quantity.
+    Empty for None. Raises ProviderError if a value is no quantity.
     """
     return {name: _amount(name, value) for name, value in (quantities or {}).items()}
 
 
 def is_quantity(value: Any) -> bool:
-    """Return whether Kubernetes accepts `value` as a quantity: finite, at most 2^63, no finer than a billionth."""
+    """Return whether Kubernetes accepts `value` as a quantity: finite, at most 2^63, and 0 or at least a billionth."""
     return _parse(value) is not None
 
 
 def amount_text(amount: Decimal) -> str:
-    """Write a number as a quantity: `2Gi`, `8`, `0.5`; bytes that are not a round number stay bytes."""
+    """Return a number as a quantity, such as `2Gi`, `8` or `0.5`.
+
+    A suffix is used only if the number is a multiple of it.
+    """
     for suffix, size in BINARY.items():
         if amount and amount % size == 0:
             return f"{amount // size}{suffix}"

@@ -17,13 +17,13 @@ __all__ = ["MISSING", "is_awaited", "is_off", "is_withheld", "missing", "num_wit
 
 
 def num_withheld(live: Manifest) -> int:
-    """Return how many groups of a LeaderWorkerSet keep their present template until drained; 0 for other kinds."""
+    """Return how many groups of a LeaderWorkerSet keep their present template until drained; 0 for any other kind."""
     rollout = (live.get("spec") or {}).get("rolloutStrategy") or {}
     return int((rollout.get("rollingUpdateConfiguration") or {}).get("partition", 0))
 
 
 def is_withheld(live: Manifest) -> bool:
-    """Return whether `partition` keeps groups of a ready LeaderWorkerSet at an older template."""
+    """Return whether groups of a LeaderWorkerSet have an older template because `partition` withholds the new one."""
     return bool(num_withheld(live)) and _count(live, "updatedReplicas") < _wanted_replicas(live)
 
 
@@ -39,7 +39,7 @@ def missing(live: Manifest) -> str | None:
 
 
 def is_awaited(manifest: Manifest) -> bool:
-    """Return whether to wait for objects of this kind: those that run pods."""
+    """Return whether objects of this kind are waited for: they run pods."""
     return _kind(manifest) in MISSING
 
 
@@ -49,7 +49,7 @@ def is_off(live: Manifest) -> bool:
 
 
 def _deployment(live: Manifest) -> str | None:
-    """Return what is missing until every replica is updated and available, and no old one is left."""
+    """Return what a Deployment lacks: every replica updated and available, and no old one left. None if nothing."""
     old = _count(live, "replicas") - _count(live, "updatedReplicas")
     return (
         _unseen_spec(live)
@@ -60,7 +60,7 @@ def _deployment(live: Manifest) -> str | None:
 
 
 def _stateful_set(live: Manifest) -> str | None:
-    """Return what is missing until every replica is ready and of the newest revision.
+    """Return what a StatefulSet lacks: every replica ready and of the newest revision. None if nothing.
 
     Under OnDelete only the pods themselves tell which revision that is.
     """
@@ -76,10 +76,10 @@ def _stateful_set(live: Manifest) -> str | None:
 
 
 def _leader_worker_set(live: Manifest) -> str | None:
-    """Return what is missing until every group's leader and workers are ready and up to date.
+    """Return what a LeaderWorkerSet lacks: every group's leader and workers ready and up to date. None if nothing.
 
-    If no group is wanted, nothing is missing. Groups that `partition` withholds from the newest template need not have
-    it.
+    If no group is wanted, nothing is missing. Groups that `partition` withholds from the newest template need not
+    have it.
     """
     if not _wanted_replicas(live):
         return None
@@ -93,7 +93,7 @@ def _leader_worker_set(live: Manifest) -> str | None:
 
 
 def _job(live: Manifest) -> str | None:
-    """Return what is missing until the job is complete. A suspended job is not waited for."""
+    """Return what a Job lacks to be complete; None if it is complete. A suspended job is not waited for."""
     text = {each["type"]: each for each in list_conditions(live) if each["status"] == "True"}
     if "Complete" in text or live["spec"].get("suspend"):
         return None
@@ -101,12 +101,12 @@ def _job(live: Manifest) -> str | None:
 
 
 def _pod(live: Manifest) -> str | None:
-    """Return what is missing until the pod is ready, or has succeeded."""
+    """Return what a Pod lacks to be ready; None if it is ready or has succeeded."""
     return None if _status(live).get("phase") == "Succeeded" else _ready_condition(live)
 
 
 def _ready_condition(live: Manifest) -> str | None:
-    """Return why the object's condition `Ready` is not true; None if it is true or absent."""
+    """Return why an object's condition `Ready` is not true; None if it is true or absent."""
     ready = next((each for each in list_conditions(live) if each["type"] == "Ready"), None)
     return None if ready is None or ready["status"] == "True" else f"it is not ready: {_condition_text(ready)}"
 
@@ -136,21 +136,21 @@ def _unseen_spec(live: Manifest) -> str | None:
 
 
 def _too_few(live: Manifest, field: str, what: str, num_spared: int = 0) -> str | None:
-    """Return `1 of 2 WHAT` if the status counts fewer replicas in `field` than wanted; else None.
+    """Return `1 of 2 WHAT` if fewer replicas are counted in `field` of the status than wanted; else None.
 
-    `num_spared` replicas may be missing.
+    `num_spared` of the wanted replicas may be missing.
     """
     found, wanted = _count(live, field), max(_wanted_replicas(live) - num_spared, 0)
     return f"{found} of {wanted} {what}" if found < wanted else None
 
 
 def _wanted_replicas(live: Manifest) -> int:
-    """Return the number of replicas in the spec, 1 by default."""
+    """Return the number of replicas in an object's spec, 1 by default."""
     return int(live["spec"].get("replicas", 1))
 
 
 def _count(live: Manifest, field: str) -> int:
-    """Return the count in a field of the status; 0 if the field is absent."""
+    """Return the count in `field` of an object's status; 0 if the field is absent."""
     return int(_status(live).get(field, 0))
 
 

@@ -164,17 +164,17 @@ REVIEW = {"status": {"allowed": bool}}
 
 
 def object_shapes(kind: str) -> tuple[Shape, ...]:
-    """Return the shapes that the server's answer for an object of a kind must fit."""
+    """Return the shapes that an object of `kind` must fit when the server sends it."""
     return ({"metadata": METADATA, "status?": {"conditions?": [CONDITION]}}, SHAPES.get(kind, {}))
 
 
 def list_shapes(kind: str) -> tuple[Shape, ...]:
-    """Return the shapes that the server's list of a kind must fit."""
+    """Return the shapes that a list of objects of `kind` must fit when the server sends it."""
     return tuple({"items*": [each]} for each in object_shapes(kind))
 
 
 def misfit(document: Any, *shapes: Shape) -> str | None:
-    """Return the first mistake, `items[0].metadata.name must be text, and is missing`; None if all shapes fit."""
+    """Return the document's first mistake, such as `items[0].kind must be text, and is 5`; None if all shapes fit."""
     return next((each for shape in shapes for each in _misfits(document, shape, "")), None)
 
 
@@ -211,6 +211,6 @@ def _is_kind(value: Any, kind: Any) -> bool:
 
 
 def _quote(value: Any) -> str:
-    """Return a value as text for a message, shortened if it is long."""
+    """Return a value as text for a message, at most 60 characters."""
     text = repr(value) if isinstance(value, str) else "null" if value is None else str(value)[:60]
     return text if len(text) <= 60 else f"{text[:57]}..."

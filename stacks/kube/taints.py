@@ -11,7 +11,7 @@ REPELLING = {"NoSchedule", "NoExecute"}
 
 
 def repelling_taints(node: Manifest, tolerations: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the taints of a node that keep new pods with these tolerations away."""
+    """Yield the taints of a node that keep away new pods with the given tolerations."""
     for taint in node["spec"].get("taints") or []:
         if taint["effect"] in REPELLING and not any(_tolerates(each, taint) for each in tolerations):
             yield taint
@@ -24,7 +24,7 @@ def taint_text(taint: Mapping[str, Any]) -> str:
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """Return whether a toleration matches a taint; without an effect or a key it matches every effect or key.
+    """Return whether a toleration matches a taint. A toleration without effect or key matches every effect or key.
 
     Source: https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
     """

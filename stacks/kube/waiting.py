@@ -27,16 +27,16 @@ HOLDING = {"NamespaceContentRemaining", "NamespaceFinalizersRemaining"}
 
 @dataclass(frozen=True)
 class Patience:
-    """How to wait: the time limit of each wait, an event that cancels it, and a callback for its progress."""
+    """How to wait: the time limit of one wait, an event that cancels it, and a callback that reports its progress."""
 
     timeout_s: float
     cancelled: threading.Event
     report: Callable[[str], None]
 
     def wait_until_none(self, look: Callable[[], str | None], longest_pause_s: float = LONGEST_PAUSE_S) -> str | None:
-        """Call `look` until it returns None. Return its last result if time is up or the user has cancelled.
+        """Call `look`, which returns what is still missing, until it returns None. Return its last result.
 
-        Each new result is reported.
+        The result is not None if time is up or the user has cancelled. Each new result is reported.
         """
         deadline = time.monotonic() + self.timeout_s
         pause, said = FIRST_PAUSE_S, None
@@ -69,7 +69,7 @@ def await_all(api: Api, stored: Mapping[Reference, str], patience: Patience) -> 
 
     def look() -> str | None:
         while left:
-            _, lacking = _look(api, left[0], stored[left[0]])
+            _, lacking = _check_readiness(api, left[0], stored[left[0]])
             if lacking:
                 return f"{len(stored) - len(left)} of {len(stored)} are ready; {left[0]}: {lacking}"
             left.pop(0)
@@ -86,12 +86,14 @@ def await_ready(api: Api, reference: Reference, uid: str, patience: Patience) ->
     seen: list[Manifest] = []
 
     def look() -> str | None:
-        live, lacking = _look(api, reference, uid)
+        live, lacking = _check_readiness(api, reference, uid)
         seen[:] = [live] if live else seen
         return lacking
 
     if lacking := patience.wait_until_none(look):
-        raise NotReadyError([f"{reference} is not ready {patience.end_reason}: {lacking}", *_reasons(api, reference)])
+        raise NotReadyError(
+            [f"{reference} is not ready {patience.end_reason}: {lacking}", *_find_reasons(api, reference)]
+        )
     return seen[0]
 
 
@@ -112,15 +114,15 @@ def await_gone(api: Api, reference: Reference, uid: str, patience: Patience) -> 
 
 
 def try_list(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-    """Return all objects of a kind, for an explanation; empty if they cannot be listed."""
+    """Return all objects of a kind; empty if they cannot be listed. For explanations, which may be incomplete."""
     try:
         return api.list_all("v1", kind, namespace, **selectors)
     except ProviderError:
         return []
 
 
-def _look(api: Api, reference: Reference, uid: str) -> tuple[Manifest | None, str | None]:
-    """Return the object, and what it lacks to be ready. If the server fails, return None and the error's text.
+def _check_readiness(api: Api, reference: Reference, uid: str) -> tuple[Manifest | None, str | None]:
+    """Return (object, what it lacks to be ready or None). If the server fails, return (None, the error's text).
 
     Raises NotReadyError if the object was deleted or replaced: then waiting is useless.
     """
@@ -136,13 +138,17 @@ def _look(api: Api, reference: Reference, uid: str) -> tuple[Manifest | None, st
 def _explain_unready(api: Api, reference: Reference, uid: str, patience: Patience) -> list[str]:
     """Return the reasons why an object is not ready; empty if it has become ready."""
     try:
-        _, lacking = _look(api, reference, uid)
+        _, lacking = _check_readiness(api, reference, uid)
     except NotReadyError as error:
         return error.reasons
-    return [f"{reference} is not ready {patience.end_reason}: {lacking}", *_reasons(api, reference)] if lacking else []
+    return (
+        [f"{reference} is not ready {patience.end_reason}: {lacking}", *_find_reasons(api, reference)]
+        if lacking
+        else []
+    )
 
 
-def _reasons(api: Api, reference: Reference) -> list[str]:
+def _find_reasons(api: Api, reference: Reference) -> list[str]:
     """Return the reasons why an object is not ready, from its pods or events, as far as the user's rights allow."""
     try:
         live = api.get(reference)
@@ -150,13 +156,13 @@ def _reasons(api: Api, reference: Reference) -> list[str]:
         return []
     if live is None:
         return []
-    found = _pods(api, live)
+    found = _list_pods(api, live)
     about = f"involvedObject.name={reference.name},type=Warning"
     events = [] if found else try_list(api, "Event", reference.namespace, fieldSelector=about)
     return pods.reasons(live, found, _down_nodes(api, found), events)
 
 
-def _pods(api: Api, live: Manifest) -> list[Manifest]:
+def _list_pods(api: Api, live: Manifest) -> list[Manifest]:
     """Return the pods of a workload, or of a whole namespace."""
     if live["kind"] == "Namespace":
         return try_list(api, "Pod", live["metadata"]["name"])
@@ -165,12 +171,12 @@ def _pods(api: Api, live: Manifest) -> list[Manifest]:
 
 
 def _down_nodes(api: Api, found: Sequence[Manifest]) -> set[str]:
-    """Return the names of unready nodes; empty without `found` pods, so that nodes are listed only if needed."""
+    """Return the names of unready nodes. Without `found` pods, nodes are not listed, and the result is empty."""
     return pods.unready_nodes(try_list(api, "Node", "")) if found else set()
 
 
 def _explain_deletion(api: Api, reference: Reference) -> Iterator[str]:
-    """Yield why an object's deletion takes so long, as far as the user's rights allow."""
+    """Yield the reasons why an object is still being deleted, as far as the user's rights allow."""
     try:
         live = api.get(reference)
     except ProviderError:
@@ -182,7 +188,7 @@ def _explain_deletion(api: Api, reference: Reference) -> Iterator[str]:
             yield condition["message"].rstrip(".")
     if finalizers := set(live["metadata"].get("finalizers") or []) - {"foregroundDeletion"}:
         yield f"finalizers {', '.join(sorted(finalizers))}"
-    ending = list(filter(is_ending, _pods(api, live)))
+    ending = list(filter(is_ending, _list_pods(api, live)))
     down = _down_nodes(api, ending)
     for pod in ending:
         node = pod["spec"].get("nodeName", "")

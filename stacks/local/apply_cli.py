@@ -67,7 +67,7 @@ def _apply(arguments: argparse.Namespace) -> int:
 
 
 def _require_switched(folder: RunFolder, unit: str, ending: dict[str, Any]) -> None:
-    """Raises LocalError if `ending` says that the unit did not switch."""
+    """Raise LocalError if `ending`, the first rank's final answer, says that the unit kept its expert map."""
     if "reason" in ending:
         rule = f"R129 {unit} stays in epoch {ending['number']}"
         raise LocalError(rule, ending["reason"], f"tidemill status shows the unit; its logs are in {folder.path}")
@@ -86,7 +86,7 @@ def _num_moe_layers(folder: RunFolder, unit: str) -> int:
 
 
 def _read_rows(path: Path, num_moe_layers: int) -> Map:
-    """Return the MoE layers' rows of a map file, without those of dense layers.
+    """Return the rows of a map file, `[num_moe_layers][num_slots]` of expert numbers, without rows of dense layers.
 
     Raises CallError if the file is no map.
     """
@@ -97,7 +97,9 @@ def _read_rows(path: Path, num_moe_layers: int) -> Map:
 
 
 def _switch(folder: RunFolder, unit: str, physical_to_logical: Map) -> dict[str, Any]:
-    """Ask the unit's first rank to switch to a map. Return its final answer: the epoch, and a reason if it failed.
+    """Ask the unit's first rank to switch to a map.
+
+    Return its final answer: the epoch, and a reason if the switch failed.
 
     Raises LocalError if the rank does not answer.
     """
@@ -111,7 +113,9 @@ def _switch(folder: RunFolder, unit: str, physical_to_logical: Map) -> dict[str,
 
 
 def _connect(folder: Path, name: str) -> socket.socket:
-    """Connect to the Unix socket `name` in a folder, however long the path is.
+    """Return a connection to the Unix socket `name` in `folder`.
+
+    The folder's path may be longer than socket paths may be.
 
     Raises OSError if nobody listens there.
     """

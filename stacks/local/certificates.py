@@ -77,7 +77,7 @@ class _Holder:
 
     @property
     def paths(self) -> tuple[Path, Path, Path]:
-        """The files of the authority's certificate, of this process's key, and of this process's certificate."""
+        """The paths of three files: the authority's certificate, this process's key, and this process's certificate."""
         folder = self.identity.folder
         return folder / "ca.crt", folder / "tls.key", folder / "tls.crt"
 
@@ -159,7 +159,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file that only this user can read; a reader sees the old one or the new one."""
+    """Write a file that only this user can read, as one step: a reader sees either the old content or the new."""
     partial = path.with_suffix(".partial")
     with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(content)

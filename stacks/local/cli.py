@@ -23,13 +23,13 @@ DUE: dict[Kind, str] = {"start": "starts", "serve": "serves", "drain": "drains",
 
 
 class Failures:
-    """Reports each failure of a deployment once."""
+    """Prints each failure of a deployment once."""
 
     def __init__(self) -> None:
         self._reported: dict[str, str | None] = {}
 
     def say(self, record: Record) -> None:
-        """Print to stderr what has failed since the previous record."""
+        """Print to stderr each failed gateway or unit and each trouble of the supervisor. None is printed twice."""
         down = {part.name: f"{part.state}: {part.reason}" if part.reason else None for part in record.parts}
         down |= {part.name: self._reported.get(part.name) for part in record.parts if _is_coming_up(part)}
         down["the supervisor"] = record.trouble and f"goes on, but {record.trouble}"
@@ -40,9 +40,9 @@ class Failures:
 
 
 def stay(folder: RunFolder) -> None:
-    """Stay in the foreground until Ctrl-C, or until the deployment is stopped; report each failure.
+    """Stay in the foreground until Ctrl-C, or until the deployment is stopped; print each failure.
 
-    Output that a full disk does not take is lost: an error here would end the deployment.
+    Output that does not fit on a full disk is lost: an error here would end the deployment.
     """
     say("Ctrl-C stops it")
     failures = Failures()
@@ -68,7 +68,10 @@ def play_day(folder: RunFolder) -> None:
 
 
 def say_day(day: DayRecord) -> int:
-    """Print which units were started and stopped when. Return the exit status: 1 if anything was late."""
+    """Print a table of the played day's acts, with the seconds at which each was due and done, and a summary.
+
+    Returns the exit status: 1 if an act was late, missed or failed.
+    """
     width = max([len("unit"), *(len(act.unit) for act in day.acts)])
     print(f"{'at':<8}  {'unit':<{width}}  {'act':<5}  {'due s':>7}  {'done s':>7}")
     for act in day.acts:
@@ -81,7 +84,7 @@ def say_day(day: DayRecord) -> int:
 
 
 def day_line(day: DayRecord) -> str:
-    """Return a line with the day's clock, the units that it wants now, and the next start or stop."""
+    """Return a line about the played day: its clock, the number of units wanted now, acts done, and the next act."""
     if day.began is None:
         return f"a day in {day.length_s:g} s, which begins when the first units are ready"
     seconds, upcoming = _elapsed_s(day), day.next_act()
@@ -92,7 +95,7 @@ def day_line(day: DayRecord) -> str:
 
 
 def done_acts(day: DayRecord) -> list[str]:
-    """Return a sentence about each act that is done or missed, in order of time."""
+    """Return a sentence for each act that is done or missed, in the order of their times."""
     done = [act for act in day.acts if act.done_s is not None or act.is_missed]
     return [_describe_act(act) for act in sorted(done, key=lambda act: act.due_s if act.done_s is None else act.done_s)]
 
@@ -147,7 +150,7 @@ def _troubles(record: Record, part: UnitRecord | GatewayRecord) -> dict[str, Any
 
 
 def _day_json(record: Record) -> dict[str, Any]:
-    """Return the fields about the day that is played; empty if none is."""
+    """Return the JSON fields about the played day; empty if no day is played."""
     day = record.day
     if day is None:
         return {}
@@ -173,7 +176,7 @@ def _act_json(act: DueAct) -> dict[str, Any]:
 
 
 def _describe_act(act: DueAct) -> str:
-    """Return a sentence about an act and when it was due; the caller prefixes the present time."""
+    """Return a sentence about an act and when it was due, such as "demo-decode-0 serves, due at 08:00:00"."""
     if act.done_s is None:
         return f"{act.unit} {DUE[act.kind]} at {act.clock}: never"
     late_s = act.done_s - act.due_s

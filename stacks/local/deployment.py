@@ -50,7 +50,7 @@ CRASHED = 255  # exit status after a bug in the supervisor; other failures exit 
 
 
 def require_runtime() -> None:
-    """Raises LocalError if the runtime is not installed."""
+    """Raise LocalError if the runtime is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise LocalError(
             "R106 the runtime is not installed", "torch is missing", "pip install '.[runtime]' in a checkout"
@@ -58,7 +58,7 @@ def require_runtime() -> None:
 
 
 def require_cpu(plan: Plan, source: Path) -> None:
-    """Raises InfeasibleError if `plan` has units on GPUs. `source` is the file that the plan was read from."""
+    """Raise InfeasibleError if `plan` has units on GPUs. `source` is the file that the plan was read from."""
     devices = {plan.unit_document(unit)["device"] for unit in plan.units}
     if devices != {"cpu"}:
         rule, reason = "S733 must be cpu for tidemill up", "it starts processes that compute on this machine's CPUs"
@@ -67,7 +67,7 @@ def require_cpu(plan: Plan, source: Path) -> None:
 
 
 def require_keys(plan: Plan, keys: Path | None) -> None:
-    """Raises CallError if `keys` cannot be read, or is None though the plan's keys are in a cluster's Secret."""
+    """Raise CallError if `keys` cannot be read, or is None though the plan's keys are in a cluster's Secret."""
     if keys is None and plan.gateway.keys is not None:
         rule, reason = "R111 --keys FILE must be given", f"gateway.keys ({plan.gateway.keys}) is a Secret of a cluster"
         fix = f"give its {names.KEYS_FILE}, or one like it"
@@ -91,7 +91,7 @@ def plan_day(plan: Plan, length_s: float) -> DayRecord:
 
 
 def require_matching_run(running: Record, host: str | None, keys: Path | None, day: DayRecord | None) -> None:
-    """Raises LocalError if a running deployment has other keys or another host than asked for, or if `day` is given.
+    """Raise LocalError if `running` has other `keys` or another `host` than asked for, or if a `day` is to be played.
 
     None matches any keys and host.
     """
@@ -139,7 +139,7 @@ def start(
 
 
 def require_free(listeners: Iterable[Listener]) -> None:
-    """Raises LocalError if another process already listens at one of `listeners`."""
+    """Raise LocalError if another process already listens at one of `listeners`."""
     for each in listeners:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the processes themselves bind in the same way
@@ -155,7 +155,7 @@ def require_free(listeners: Iterable[Listener]) -> None:
 def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
     """Yield the record at every change, and every `refresh_s` seconds, as long as the supervisor lives.
 
-    While the record cannot be read, keep trying if the supervisor is our own child process.
+    An unreadable record is skipped if the supervisor is our own child process; otherwise it raises LocalError.
 
     Raises LocalError if the deployment fails.
     """
@@ -196,7 +196,9 @@ def _supervisor_failure(status: int) -> str | None:
 
 
 def stop(folder: RunFolder) -> None:
-    """Stop the deployment after it has finished its answers, and wait. Raises LocalError if it does not end.
+    """Stop the deployment once it has answered its running requests, and wait for that.
+
+    Raises LocalError if it does not end.
 
     If the supervisor was killed, the deployment has ended already; then only record that it was stopped.
     """
@@ -254,13 +256,13 @@ def _first_record(plan: Plan, layout: Layout, keys: Path | None, day: DayRecord 
 
 
 def promised_ms(plan: Plan) -> tuple[float | None, float | None]:
-    """Return the mean TTFT and TPOT that the plan promises."""
+    """Return the mean TTFT and TPOT that the plan promises, in milliseconds; None for one that it does not promise."""
     slo = plan.spec.slo
     return slo.ttft_ms, slo.tpot_ms
 
 
 def _previous_weights(folder: RunFolder, plan: Plan) -> str | None:
-    """Return the digest of the weights that were served last time; None if the gateway's launch file has changed."""
+    """Return the digest of the weights served here last; None if unknown, or if the gateway's launch file changed."""
     gateway = names.GATEWAY_LAUNCH_FILE
     try:
         is_same = (folder.launch_folder / gateway).read_text() == plan.launch_files()[gateway]
@@ -270,7 +272,7 @@ def _previous_weights(folder: RunFolder, plan: Plan) -> str | None:
 
 
 def _explain_unreadable(keys: Path) -> str | None:
-    """Return why gateways could not read the file `keys` at any time; None if they can."""
+    """Return the reason why gateways cannot read the file `keys` whenever they need it; None if they can."""
     try:
         if not stat.S_ISREG(keys.stat().st_mode):
             return "it is no regular file, and gateways read it again when they start or it has changed"
@@ -294,10 +296,12 @@ def _model_name(plan: Plan) -> str:
 
 
 def _fork(run: Callable[[Callable[[], None]], int], log: int, detached: bool) -> int:
-    """Run `run(on_started)` in a new process and session, and wait until it calls `on_started` or ends.
+    """Run `run(on_started)` in a new process and session.
 
-    Its output goes to the descriptor `log`, and its exit status is what `run` returns. Return its process id. The
-    parent does not reap it, so the id is not reused while the parent lives.
+    Return its process id once it has called `on_started` or ended.
+
+    Output of the process goes to the descriptor `log`, and its exit status is what `run` returns. This process does
+    not reap it, so the process id is not reused while this process lives.
     """
     reader, writer = os.pipe()
     parent = os.getpid()

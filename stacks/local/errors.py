@@ -7,7 +7,10 @@ __all__ = ["LocalError"]
 
 
 class LocalError(TidemillError):
-    """The deployment cannot be started, stopped or found. `rule` starts with its id."""
+    """A deployment on this machine cannot be started, stopped or found.
+
+    `rule` starts with the id of a rule, as `R101`.
+    """
 
     exit_status = 1
 

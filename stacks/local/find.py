@@ -44,7 +44,7 @@ def find_deployment(given: Path | None, overlays: Sequence[Path] = ()) -> RunFol
 
 
 def find_all(given: Path | None, overlays: Sequence[Path] = ()) -> list[RunFolder]:
-    """Return the running deployments of the spec, plan or name `given`; if None, all that run.
+    """Return the running deployments that `given` means: a spec, a plan or a name. If None, return all that run.
 
     Overlays without a spec apply to the demo, as in `up`.
     """
@@ -115,7 +115,7 @@ def _killed_deployments(name: str | None = None) -> list[RunFolder]:
 
 
 def _recorded_deployments(name: str) -> list[RunFolder]:
-    """Return the folder of the deployment `name` in a list; empty if it never ran here.
+    """Return a list with the folder of the deployment `name`; an empty list if it never ran here.
 
     Raises LocalError if the folder of records is missing or unreadable.
     """
@@ -168,11 +168,11 @@ def _read_start_folder(folder: RunFolder) -> str | None:
 
 
 def _deployment_name(given: Path, overlays: Sequence[Path]) -> str:
-    """Return the name of the deployment that the user means by `given`.
+    """Return the name of the deployment that the user means by `given`, a name or the path of a spec or plan.
 
-    That is `given` itself if a deployment of that name ran here, even if a file has that name too. Otherwise, and with
-    overlays, it is the name in the spec or plan at the path `given`, which is not planned. Raises SpecError if there is
-    no readable file, and CallError if it is a plan and overlays are given.
+    If a deployment named `given` ran here, that is the name, even if a file has that name too. Otherwise, and with
+    overlays, it is the name in the file, which is not planned. Raises SpecError if there is no readable file, and
+    CallError if the file is a plan and overlays are given.
     """
     if not overlays and _recorded_deployments(str(given)):
         return str(given)

@@ -45,7 +45,7 @@ class NodeProcess:
 
 @dataclass(frozen=True)
 class GatewayProcess:
-    """One of the gateways side by side, and where it answers."""
+    """The process of one gateway, and its HTTP address. Several gateways may run side by side."""
 
     process: NodeProcess
     host: str
@@ -73,7 +73,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Listener:
-    """An address and a port at which a process will listen."""
+    """An address and a port at which a process will listen, and what for."""
 
     address: str
     port: int
@@ -82,7 +82,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class Layout:
-    """The processes that a plan becomes on this machine, and what they need."""
+    """The processes that a plan becomes on this machine, with their files, certificates and ports."""
 
     gateways: tuple[GatewayProcess, ...]
     nodes: tuple[NodeProcess, ...]
@@ -150,7 +150,10 @@ def _list_identities(plan: Plan, gateways: Sequence[GatewayProcess], folder: Pat
 
 
 def _list_listeners(plan: Plan, gateways: Sequence[GatewayProcess], addresses: Mapping[str, str]) -> Iterator[Listener]:
-    """Yield enough listeners that any other deployment at one of these addresses would need one of the same ports."""
+    """Yield the listeners whose ports must be free before a start.
+
+    They are enough: any other deployment at one of these addresses would need one of these ports.
+    """
     for gateway in gateways:
         yield Listener(gateway.host, gateway.http_port, "http")
         yield Listener(gateway.host, names.Ports.REGISTRY, "registry")

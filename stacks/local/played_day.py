@@ -61,7 +61,7 @@ class DueAct:
 
     @property
     def is_late(self) -> bool:
-        """True if the unit was not ready, or not gone, by its due time."""
+        """Whether a `serve` or `stop` came after its due time, or an act of any kind was missed."""
         if self.kind not in ("serve", "stop"):
             return self.is_missed
         return self.is_missed or (self.done_s is not None and self.done_s > self.due_s + TOLERANCE_S)
@@ -96,7 +96,7 @@ class DayRecord:
         return next((act for act in self.acts if act.done_s is None and not act.is_missed), None)
 
     def wanted(self, seconds: float) -> tuple[str, ...]:
-        """Return the units that the plan wants to serve `seconds` after the beginning."""
+        """Return the names of the units that should serve `seconds` after the beginning of the play."""
         on = dict.fromkeys(unit for unit in self.first_units if self._serves_from_the_begin(unit))
         for act in self.acts:
             if act.due_s <= seconds and act.kind == "serve":
@@ -131,7 +131,9 @@ def machine_times(num_cores: int, largest_start: int) -> MachineTimes:
 
 
 def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, int], num_cores: int) -> DayRecord:
-    """Plan how to play a usual day of `timetable` in `length_s` seconds; `ranks` has each unit's number of ranks.
+    """Return the acts of a usual day of `timetable`, played in `length_s` seconds.
+
+    `ranks` is unit -> its number of ranks.
 
     Raises CallError when no unit ever goes off, and InfeasibleError when the day is too short for this machine.
     """
@@ -157,9 +159,10 @@ def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, 
 def advance(
     day: DayRecord, seconds: float, states: Mapping[str, str], reasons: Mapping[str, str | None]
 ) -> tuple[DayRecord, tuple[str, ...], tuple[str, ...]]:
-    """Return (day, starts, drains): the day with done acts marked, and the units to start and to drain now.
+    """Return (day, starts, drains): the day with acts done by now marked, and the units to start and to drain now.
 
-    `states` and `reasons` are those of the units' records. A unit that is off has a reason if it did not end well.
+    `states` and `reasons` are unit -> state and unit -> reason of its record. A unit that is off has a reason if it
+    did not end well.
     """
     acts = list(day.acts)
     starts, drains = [], []
@@ -183,12 +186,12 @@ def advance(
 
 
 def _is_played(run: Run) -> bool:
-    """Return whether a run serves at some time of the day, and does not only drain or only warm up in it."""
+    """Return whether a run serves at some time of the day. Runs that only drain or only warm up in it are left out."""
     return (run.drains is None or run.drains > 0) and (run.serves is None or run.serves <= DAY_S)
 
 
 def _largest_start(runs: Sequence[Run], ranks: Mapping[str, int]) -> int:
-    """Return the largest number of ranks that start at the same time, not counting the day's first units."""
+    """Return the largest number of ranks that begin to serve at the same time, not counting the day's first units."""
     at: dict[float, int] = {}
     for run in runs:
         if run.serves is not None:
@@ -197,7 +200,7 @@ def _largest_start(runs: Sequence[Run], ranks: Mapping[str, int]) -> int:
 
 
 def _require_length(runs: Sequence[Run], timetable: Timetable, length_s: float, times: MachineTimes) -> None:
-    """Raises InfeasibleError if, in a day of `length_s`, a unit would have to start again before it has ended."""
+    """Raise InfeasibleError if, in a day of `length_s`, a unit would have to start again before it has ended."""
     paces = {}
     for before, after in _consecutive_runs(runs):
         assert before.drains is not None
@@ -229,7 +232,10 @@ def _consecutive_runs(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
 
 
 def _extend_run(run: Run, times: MachineTimes, pace: float) -> Run:
-    """Return the run with a warm-up and a drain that this machine can keep at `pace` (clock seconds per second)."""
+    """Return the run with warm-up and drain at least as long as this machine needs.
+
+    `pace` is seconds of the day's clock per real second.
+    """
     return replace(
         run, warm_up_s=max(run.warm_up_s, times.start_s * pace), drain_s=max(run.drain_s, times.drain_s * pace)
     )
@@ -240,16 +246,16 @@ def _due_act(act: Act, pace: float) -> DueAct:
 
 
 def _is_next(acts: Sequence[DueAct], index: int) -> bool:
-    """Return whether an act's turn has come: the unit's earlier acts are done or missed, or it is a drain."""
+    """Return whether an act may be done now: it is a drain, or the unit's earlier acts are all done or missed."""
     act = acts[index]
     before = [each for each in acts[:index] if each.unit == act.unit]
     return all(each.done_s is not None or each.is_missed or act.kind == "drain" for each in before)
 
 
 def _mark_missed(acts: Sequence[DueAct], *, is_given_up: bool) -> Iterator[DueAct]:
-    """Yield the acts.
+    """Yield the acts, with `is_missed` set on each undone act that a later act of the same unit has overtaken.
 
-    Mark as missed those that a later act of the unit has overtaken, or all undone ones if given up.
+    If `is_given_up`, all undone acts are missed.
     """
     for index, act in enumerate(acts):
         is_overtaken = any(each.unit == act.unit and each.done_s is not None for each in acts[index + 1 :])

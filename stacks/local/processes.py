@@ -31,7 +31,7 @@ STARTTIME = 22 - 3  # index in `_stat`: proc(5) counts fields from 1, and the st
 
 
 class ProcessGroup:
-    """The processes of `members`. Their logs are in `folder`."""
+    """The processes of `members`, started and ended together. Each writes its log to `folder`."""
 
     def __init__(self, name: str, members: Sequence[NodeProcess], folder: Path) -> None:
         self.name, self._members, self._folder = name, members, folder
@@ -59,17 +59,17 @@ class ProcessGroup:
             raise
 
     def find_first_failure(self) -> tuple[int, str] | None:
-        """Return exit status and reason of the process that failed first.
+        """Return exit status and reason of the process whose end caused the failure; None while all processes run.
 
-        None while all run, and for CAUSE_GRACE_S while only processes that lost a peer have ended: the cause may
-        follow.
+        If only processes that lost a peer have ended, return None for CAUSE_GRACE_S, because the cause may
+        still follow.
         """
         ended = {member: handle.returncode for member, handle in self._handles.items() if handle.poll() is not None}
         if not ended:
             return None
         now = time.monotonic()
         self._first_died_at = self._first_died_at or now
-        member, status = _first_to_fail(ended)
+        member, status = _find_cause(ended)
         if status == PEER_LOST and now - self._first_died_at < CAUSE_GRACE_S:
             return None
         return status, explain_end(member.name, status, self._log(member), self._log_begins[member])
@@ -95,7 +95,7 @@ class ProcessGroup:
             handle.terminate()
 
     def is_running(self) -> bool:
-        """Return whether any of the processes has not ended."""
+        """Return whether any of the processes is still running."""
         return any(handle.poll() is None for handle in self._handles.values())
 
     def _start_process(self, member: NodeProcess) -> "subprocess.Popen[bytes]":
@@ -115,10 +115,10 @@ class ProcessGroup:
 
 
 def open_log(log: Path, *, is_new: bool) -> int:
-    """Return a descriptor that appends to a log file, emptied first if `is_new`.
+    """Return a descriptor that appends to a log file. The file is emptied first if `is_new`.
 
-    Each line goes to the log's present end, even if somebody has truncated the file. Raises OSError if it cannot be
-    opened.
+    Each line goes to the log's present end, even if somebody has truncated the file. Raises OSError if the log
+    cannot be opened.
     """
     emptied = os.O_TRUNC if is_new else 0
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | emptied, 0o600)
@@ -140,7 +140,7 @@ def explain_end(name: str, status: int, log: Path, begin: int = 0) -> str:
 
 
 def process_state(pid: int) -> str:
-    """Return the letter of the process's state (proc(5), `stat`); "" if it is gone, or only waits to be reaped."""
+    """Return the letter of the process's state (proc(5), `stat`); "" if the process is gone or a zombie."""
     letter, *_ = _stat(pid) or [GONE]
     return GONE if letter in "ZX" else letter
 
@@ -192,7 +192,7 @@ def _wait_status(child: int) -> os.waitid_result | None:
 
 
 def _log_tail(log: Path, begin: int) -> bytes:
-    """Return the last bytes of a log, from `begin` on at the earliest (unless the log was truncated).
+    """Return the last bytes of a log, at most LAST_BYTES, and none before byte `begin` (unless the log was truncated).
 
     Raises OSError if the log cannot be read.
     """
@@ -203,7 +203,7 @@ def _log_tail(log: Path, begin: int) -> bytes:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of a process's `stat` (proc(5)) from the state on; empty if the process is gone."""
+    """Return the fields of a process's `stat` (proc(5)), beginning with its state; empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -219,9 +219,10 @@ def _has_members(process_group: int) -> bool:
     return True
 
 
-def _first_to_fail(ended: Mapping[NodeProcess, int]) -> tuple[NodeProcess, int]:
-    """Return the process that ended first and its status.
+def _find_cause(ended: Mapping[NodeProcess, int]) -> tuple[NodeProcess, int]:
+    """Return the process that caused the failure, with its exit status, from `ended` (process -> exit status).
 
-    One that did not end for a lost peer goes before all that did.
+    That is the first, in the order of the group's members, that ended for another reason than PEER_LOST; or else
+    the first.
     """
     return min(ended.items(), key=lambda death: death[1] == PEER_LOST)

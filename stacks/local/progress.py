@@ -16,7 +16,7 @@ __all__ = ["DayProgress", "UpProgress"]
 
 
 class UpProgress:
-    """Shows how a deployment comes up. Use as a context manager, and call `show` with each new record."""
+    """Shows how a deployment starts. Use as a context manager, and call `show` with each new record."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -53,7 +53,7 @@ class UpProgress:
 
 
 class DayProgress:
-    """Shows how a played day proceeds. Use as a context manager, and call `show` again and again."""
+    """Shows how far a played day is. Use as a context manager, and call `show` again and again."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -72,7 +72,10 @@ class DayProgress:
         self._bar.stop()
 
     def show(self, day: DayRecord, seconds: float, done: Sequence[str]) -> None:
-        """Set the bar to the day's clock, and print each new line of `done` after the time."""
+        """Set the bar to `seconds` after the day's beginning.
+
+        Print each new sentence of `done`, preceded by the day's clock.
+        """
         if self._task is None:
             self._task = self._bar.add_task("the day", total=day.length_s, clock="")
         self._bar.update(self._task, completed=min(seconds, day.length_s), clock=day.clock(seconds))
@@ -83,7 +86,10 @@ class DayProgress:
 
 
 def _stages_done(unit: UnitRecord) -> float:
-    """Return how many of the three stages before ready a unit has done. A partly loaded unit gets a fraction."""
+    """Return how many of three stages (starting, loading, joining) a unit has passed.
+
+    Loading counts by the loaded share.
+    """
     if unit.state == "loading":
         return ORDER.index("loading") + unit.loaded
     return ORDER.index(unit.state) if unit.state in ORDER else 0

@@ -16,9 +16,10 @@ ORDER = ("starting", "loading", "joining", "ready")  # the states of a unit that
 class UnitRecord:
     """The state of one unit when the supervisor looked last. A unit is off while the played day does not want it.
 
-    `loaded` is the share of tensors that its slowest rank has loaded. `reason` says why it ended or failed, also while
-    it restarts. `starts_at` is the time of its next start, by time.monotonic. `metrics` are the addresses of its ranks'
-    metrics, in the order of ranks. In epoch 0 it follows the plan's expert map; `epoch_digest` is that of a later one.
+    `loaded` is the share of tensors that its slowest rank has loaded. `reason` says why the unit ended or failed,
+    also while it restarts. `starts_at` is the time.monotonic() of the unit's next start. `metrics` are the
+    addresses of its ranks' metrics, in the order of ranks. In epoch 0 the unit follows the plan's expert map;
+    `epoch_digest` is the digest of a later epoch.
     """
 
     name: str
@@ -36,9 +37,9 @@ class UnitRecord:
 
 @dataclass(frozen=True)
 class GatewayRecord:
-    """The state of one gateway. It is starting until it has ranks of every phase; `reason` says why it is down.
+    """The state of one gateway. It is `starting` until it has ranks of every phase; `reason` says why it is down.
 
-    `endpoint` is its address, without `/v1`. `starts_at` is the time of its next start, by time.monotonic. `metrics`
+    `endpoint` is its HTTP address, without `/v1`. `starts_at` is the time.monotonic() of its next start. `metrics`
     has the address of its metrics.
     """
 
@@ -53,7 +54,7 @@ class GatewayRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """The record of one deployment. `stages` maps each stage to the seconds from the supervisor's start to it."""
+    """The record of one deployment. `stages` is stage -> seconds from the supervisor's start until it was reached."""
 
     name: str
     plan_digest: str
@@ -88,7 +89,7 @@ class Record:
 
     @property
     def parts(self) -> tuple[GatewayRecord | UnitRecord, ...]:
-        """The gateways and units: everything that the supervisor restarts when it ends."""
+        """All gateways and units. The supervisor restarts any of them that ends."""
         return (*self.gateways, *self.units)
 
     @property
@@ -119,7 +120,7 @@ class Record:
         return replace(self, units=units)
 
     def with_all(self, state: str, reason: str | None = None) -> "Record":
-        """Return the record with every gateway and unit in `state`, but for those that are off or have failed."""
+        """Return the record with every gateway and unit set to `state`, except those that are off or have failed."""
         record = self
         for gateway in self.gateways:
             if gateway.state != "failed":

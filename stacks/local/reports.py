@@ -29,9 +29,10 @@ STATES = ("lost", *ORDER, "refused", "draining")  # states of a rank, from the l
 
 @dataclass(frozen=True)
 class RankReport:
-    """A gateway's report of one rank. `loaded` is the loaded share of its tensors.
+    """A gateway's report of one rank. `loaded` is the share of the rank's tensors that are loaded.
 
-    `slow` is a sentence about how the rank slows its unit down. `refusal` says why its unit gets no requests.
+    `slow` is a sentence about how the rank slows its unit down. `refusal` says why the gateway sends its unit no
+    requests.
     """
 
     state: str
@@ -50,9 +51,10 @@ class GatewayReport:
 
 
 def ask_gateway(gateway: GatewayProcess, pids: Sequence[int]) -> GatewayReport | None:
-    """Return a gateway's report; None while it does not answer. `pids` are the ids that its process may have.
+    """Return a gateway's report; None while it does not answer. `pids` are the process ids that the gateway may have.
 
-    Another program's answer on its port is ignored. Raises OSError if this process has no socket to ask with.
+    An answer of another program on the gateway's port is ignored. Raises OSError if this process cannot open a
+    socket.
     """
     with socket.socket() as connection:
         try:
@@ -137,9 +139,9 @@ def _slowness(rank: Mapping[str, Any]) -> str:
 
 
 def _fetch_report(connection: socket.socket, gateway: GatewayProcess) -> bytes:
-    """Return the body of a gateway's answer.
+    """Return the body of a gateway's HTTP answer.
 
-    Raises OSError if it is not there, too large or incomplete after `ASK_S`.
+    Raises OSError if no answer comes, or if the answer is too large or still incomplete after `ASK_S` seconds.
     """
     until = time.monotonic() + ASK_S
     connection.settimeout(ASK_S)

@@ -26,10 +26,13 @@ class Backoff:
         return min(FIRST_S * 2 ** (self.num_failures - 1), MOST_S) if self.num_failures else 0.0
 
     def note_serving(self, now: float) -> "Backoff":
-        """Return the state after the group was seen serving."""
+        """Return the back-off after the group was seen serving at time `now`."""
         return self if self.serving_since is not None else Backoff(self.num_failures, now)
 
     def note_end(self, now: float) -> "Backoff":
-        """Return the state after one more failure. It counts as the first if the group had served for `SOUND_S`."""
+        """Return the back-off after one more failure.
+
+        It counts as the first in a row if the group had served for `SOUND_S`.
+        """
         was_sound = self.serving_since is not None and now - self.serving_since >= SOUND_S
         return Backoff(1 if was_sound else self.num_failures + 1)

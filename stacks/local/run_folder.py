@@ -51,9 +51,9 @@ CUT_OFF = "ended without a record of it (killed, a full disk, or this machine wa
 
 
 class RunFolder:
-    """The folder of a deployment.
+    """The folder of a deployment on this machine.
 
-    If `supervisor` (a process id) is given, other supervisors' records in it are ignored.
+    If `supervisor` (a process id) is given, records of other supervisors in the folder are ignored.
     """
 
     def __init__(self, path: Path, supervisor: int | None = None) -> None:
@@ -96,10 +96,10 @@ class RunFolder:
             path.chmod(0o700)
 
     def read(self) -> Record | None:
-        """Return the record, corrected if it is out of date; None if there is none, or another supervisor's.
+        """Return the record, corrected if it is out of date; None if there is none, or if another supervisor wrote it.
 
-        If the supervisor was killed, the record says that everything has ended: the kernel ends its processes too.
-        Raises LocalError if the file is no record.
+        If the supervisor was killed, the record says that everything has ended: the kernel ends the
+        supervisor's processes too. Raises LocalError if the file is no record.
         """
         record = self._read_settled()
         if record is None:
@@ -107,7 +107,7 @@ class RunFolder:
         if _was_cut_off(record):
             failure = f"its supervisor, process {record.supervisor}, {CUT_OFF}"
             return replace(record.with_all("ended"), failure=failure)
-        record = replace(record, units=tuple(map(self._in_its_epoch, record.units)))
+        record = replace(record, units=tuple(map(self._with_epoch, record.units)))
         why = _explain_unknown(record)
         return record if why is None else record.with_all("unknown", why)
 
@@ -122,7 +122,7 @@ class RunFolder:
         return record is not None and _was_cut_off(record)
 
     def close(self) -> None:
-        """Record that a killed deployment was stopped by `down`.
+        """Write into the record that a deployment whose supervisor was killed has been stopped.
 
         Raises OSError if that cannot be written, and LocalError if another process holds the lock.
         """
@@ -132,10 +132,10 @@ class RunFolder:
                 self.write(replace(record.with_all("ended"), is_stopping=True, failure=None))
 
     def _read_settled(self) -> Record | None:
-        """Return the record in the file, uncorrected; None if it is missing or another supervisor's.
+        """Return the record as the file has it; None if the file is missing, or if another supervisor wrote it.
 
-        The supervisor may end between reading the record and checking that it lives, so if it is gone the record is
-        read again. Raises LocalError if the file is no record.
+        The supervisor may end between reading the record and checking that it lives, so if it is gone the
+        record is read again. Raises LocalError if the file is no record.
         """
         record = self._parse_record()
         return self._parse_record() if record is not None and _was_cut_off(record) else record
@@ -154,8 +154,11 @@ class RunFolder:
             raise _damage_error(path, error) from None
         return record if self.supervisor in (None, record.supervisor) else None
 
-    def _in_its_epoch(self, unit: UnitRecord) -> UnitRecord:
-        """Return the unit's record with the epoch whose document its first rank has written, if it has."""
+    def _with_epoch(self, unit: UnitRecord) -> UnitRecord:
+        """Return the unit's record with the epoch in the document that its first rank wrote.
+
+        Without one, it is unchanged.
+        """
         if unit.state == "ended":
             return unit  # the next `up` begins in epoch 0
         try:
@@ -175,15 +178,16 @@ class RunFolder:
         If the folder that we have locked was removed or moved, create and lock it again.
         """
         if self._lock is not None and not _is_same_folder(self.path, self._lock):
-            self._hold_anew(self._lock)
+            self._recreate_locked(self._lock)
         partial = self.path / "deployment.json.partial"
         partial.write_text(json.dumps(asdict(record), indent=1))
         partial.replace(self.path / "deployment.json")
 
     def is_running(self) -> bool:
-        """Return whether the supervisor lives: our child `supervisor`, or else the recorded process, with the lock.
+        """Return whether the supervisor lives.
 
-        False for another user's folder. Raises LocalError if that cannot be determined.
+        The supervisor is our child process `supervisor`, or else the process in the record, if a process holds
+        the lock. False for another user's folder. Raises LocalError if it cannot be determined.
         """
         if self.supervisor is not None:
             return not has_ended(self.supervisor)
@@ -201,9 +205,9 @@ class RunFolder:
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Lock the folder; forked processes share the lock.
+        """Hold the folder's lock in a `with` block; processes forked there share the lock.
 
-        Raises OSError if it cannot be opened, and LocalError if another process has locked it.
+        Raises OSError if the folder cannot be opened, and LocalError if another process has locked it.
         """
         deadline = time.monotonic() + PROBE_GRACE_S
         while True:
@@ -219,8 +223,11 @@ class RunFolder:
                 raise LocalError(f"R101 {self.name} is being started or run by another process", *ONE_AT_A_TIME)
             time.sleep(PROBE_GRACE_S / 100)
 
-    def _hold_anew(self, lock: int) -> None:
-        """Create the folder again, and lock it under the same descriptor. Raises OSError if another process has it."""
+    def _recreate_locked(self, lock: int) -> None:
+        """Create the removed folder again, and let the descriptor `lock` hold its lock.
+
+        Raises OSError if another process holds it.
+        """
         try:
             self.make()
         except LocalError as error:
@@ -248,7 +255,7 @@ def _reader() -> "TypeAdapter[Record]":
 
 
 def _require_own(path: Path) -> None:
-    """Raises LocalError if a folder, or the link to it, belongs to another user."""
+    """Raise LocalError if a folder, or the link to it, belongs to another user."""
     for owner in _foreign_owners(path):
         raise _owner_error(path, owner)
 
@@ -259,7 +266,10 @@ def _owner_error(path: Path, owner: str) -> LocalError:
 
 
 def _foreign_owners(path: Path) -> list[str]:
-    """Return the other users that own the folder or the link to it. Raises OSError if that cannot be found out."""
+    """Return the names of other users who own the folder or the link to it.
+
+    Raises OSError if the owners cannot be read.
+    """
     owners = {path.lstat().st_uid, path.stat().st_uid} - {os.geteuid()}
     return sorted(map(_user_name, owners))
 
@@ -272,7 +282,7 @@ def _user_name(number: int) -> str:
 
 
 def _damage_error(path: Path, error: OSError | ValueError) -> LocalError:
-    """Return the error for a damaged record in a folder that a process has locked."""
+    """Return the error for a record that cannot be read, in a folder that a process has locked."""
     rule = f"R121 {path} must be the record of a deployment"
     reason = (
         error.strerror if isinstance(error, OSError) else None
@@ -292,9 +302,9 @@ def _is_alive(record: Record) -> bool:
 
 
 def _explain_unknown(record: Record) -> str | None:
-    """Return why the states in a record are unknown: its living supervisor is stopped or hangs.
+    """Return why the states in a record may be out of date: its supervisor is stopped, hangs or cannot write.
 
-    None if they are known.
+    None if they are up to date.
     """
     number = record.supervisor
     if not _is_alive(record):

@@ -15,7 +15,7 @@ __all__ = ["run_in_runtime"]
 
 
 def run_in_runtime(words: Sequence[str]) -> int:
-    """Run the runtime as a process. Exit statuses that only its own processes use are not shown to the user.
+    """Run a command of the runtime as a process and return its exit status: 0, 1 or 2. Any other status becomes 1.
 
     Raises TidemillError if the output is to be JSON. Otherwise the runtime itself has printed the error.
     """

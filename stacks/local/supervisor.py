@@ -51,10 +51,12 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def supervise(folder: RunFolder, layout: Layout, record: Record, on_started: Callable[[], None]) -> int:
-    """Run the deployment until a signal of `ENDINGS`, or until it cannot go on. This process holds the folder's lock.
+    """Run the deployment until a signal of `ENDINGS`, or until it cannot go on.
 
-    `on_started` is called once the record names this process as the supervisor. Return 0, or the errno of a failure to
-    write the record before everything was ready: without a record nobody could learn the deployment's state.
+    This process must hold the folder's lock.
+
+    `on_started` is called once the record names this process as the supervisor. Return 0, or the errno of a failure
+    to write the record before everything was ready: without a record nobody could learn the deployment's state.
     """
     began = start_ticks(os.getpid())
     assert began is not None
@@ -70,7 +72,7 @@ def supervise(folder: RunFolder, layout: Layout, record: Record, on_started: Cal
 
 
 def end_with_parent(parent: int) -> None:
-    """Ask the kernel to stop this process, as Ctrl-C would, when process `parent` ends, however it ends."""
+    """Ask the kernel to send this process SIGTERM when the process `parent` ends, for whatever reason."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # the parent ended before we asked
         os.kill(os.getpid(), signal.SIGTERM)
@@ -152,7 +154,7 @@ class _Supervisor:
         self._write_if_due()
 
     def _say_stopping(self) -> None:
-        """Record that every running unit is finishing its answers, which may take a while."""
+        """Record that the deployment is stopping, and that its ready units are draining: they finish their answers."""
         self._record = replace(self._record, is_stopping=True, stopped_by=self._stopped_by)
         for unit in self._record.units:
             if unit.state == "ready" and self._record.failure is None:
@@ -170,7 +172,7 @@ class _Supervisor:
             group.kill()
 
     def _watch(self) -> None:
-        """Look once at all gateways and units, act, and record what has changed."""
+        """Check all gateways and units once, restart what is due, and record what has changed."""
         troubles: list[str] = []
         try:
             self._certificates.renew_if_due(now())
@@ -181,7 +183,7 @@ class _Supervisor:
         except OSError as error:
             troubles.append(f"launch files cannot be written: {error.strerror}")
         try:
-            reports = self._reports()
+            reports = self._ask_gateways()
         except OSError as error:
             reports = self._reset_silence()
             troubles.append(f"the gateways cannot be asked: {error.strerror}")
@@ -216,10 +218,10 @@ class _Supervisor:
             partial.write_bytes(self._files[name])
             partial.replace(folder / name)
 
-    def _reports(self) -> dict[str, GatewayReport]:
-        """Return gateway -> its report, for gateways that answer.
+    def _ask_gateways(self) -> dict[str, GatewayReport]:
+        """Return gateway name -> report, for gateways that answer.
 
-        Raises OSError if this process has no socket to ask with.
+        Raises OSError if this process cannot open a socket.
         """
         asked = {each.name: ask_gateway(each, self._gateways[each.name].group.pids) for each in self._layout.gateways}
         return {name: report for name, report in asked.items() if report is not None}
@@ -231,10 +233,12 @@ class _Supervisor:
         return {}
 
     def _write_if_due(self) -> None:
-        """Write the record if it has changed, is old, or was removed; retry later if the disk is full.
+        """Write the record if it has changed, is older than BEAT_S, or was removed.
 
-        Serving goes on meanwhile. But `up` waits for a record that says that everything is ready, so before that a
-        failed write ends the deployment.
+        If that fails, the next call tries again.
+
+        Serving goes on meanwhile. But `up` waits for a record that says that everything is ready, so before
+        that a failed write ends the deployment.
         """
         is_old = time.monotonic() - self._last_write_at >= BEAT_S
         if self._last_written == self._record and not is_old and self._folder.has_record():
@@ -256,7 +260,7 @@ class _Supervisor:
         return replace(record, stages=record.stages | {stage: round(time.monotonic() - self._began, 2)})
 
     def _record_states(self, record: Record, report: Mapping[str, Sequence[RankReport]]) -> Record:
-        """Return the record with the states that the gateways report of running units."""
+        """Return the record with the state of each running unit as `report` (unit -> its ranks' reports) shows it."""
         for unit in record.units:
             watched = self._units[unit.name]
             if watched.due is None and watched.is_wanted:
@@ -267,7 +271,7 @@ class _Supervisor:
         return record
 
     def _watch_gateway(self, record: Record, gateway: GatewayRecord, report: GatewayReport | None) -> Record:
-        """Restart a gateway if it is due, and record whether it is down.
+        """Restart a gateway if it is due. Return the record with its state, restarts and reason.
 
         A gateway that ends before everything was ready ends the deployment.
         """
@@ -294,7 +298,7 @@ class _Supervisor:
         return record.with_gateway(replace(gateway, restarts=watched.num_restarts))
 
     def _watch_unit(self, record: Record, name: str, report: Mapping[str, Sequence[RankReport]]) -> Record:
-        """Restart a unit if it is due, and record whether it is down.
+        """Restart a unit if it is due. Return the record with its state, restarts and reason.
 
         A unit that ends, or is refused, before everything was ready ends the deployment.
         """
@@ -321,13 +325,13 @@ class _Supervisor:
         return record.with_unit(replace(unit, state="failed" if status else "ended", reason=reason))  # after a drain
 
     def _watch_departure(self, record: Record, unit: UnitRecord) -> Record:
-        """Record a stopping unit as off, once its processes are gone."""
+        """Return the record with a stopping unit set to `off`, once the unit's processes are gone."""
         watched = self._units[unit.name]
         has_left, reason = (False, None) if watched.is_off else watched.has_left()
         return record.with_unit(replace(unit, state="off", loaded=0.0, reason=reason)) if has_left else record
 
     def _record_next_starts(self, record: Record) -> Record:
-        """Record the time of the next start of each gateway and unit that is down."""
+        """Return the record with the time of the next start of each gateway and unit that is down."""
         for gateway in record.gateways:
             record = record.with_gateway(replace(gateway, starts_at=self._gateways[gateway.name].due))
         for unit in record.units:
@@ -335,7 +339,10 @@ class _Supervisor:
         return record
 
     def _play_day(self, record: Record) -> Record:
-        """Start and stop units by the played day, once its first units are ready. Do nothing if no day is played."""
+        """Start and stop the units that the played day has due. Return the record with their states and the acts done.
+
+        Nothing happens before the day's first units are ready, or if no day is played.
+        """
         day, now = record.day, time.monotonic()
         if day is None or "ready" not in record.stages:
             return record
@@ -358,5 +365,5 @@ class _Supervisor:
 
 
 def _has_reached(unit: UnitRecord, stage: str) -> bool:
-    """Return whether a unit has come up as far as the state `stage`, or is off."""
+    """Return whether a unit is off, or has reached the state `stage` on its way to ready."""
     return unit.state == "off" or (unit.state in ORDER and ORDER.index(unit.state) >= ORDER.index(stage))

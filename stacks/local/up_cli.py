@@ -167,7 +167,7 @@ def _say_ready(record: Record, planned: float, total: float) -> None:
 
 
 def _say_other_weights(folder: RunFolder, record: Record) -> None:
-    """Tell the user if the checkpoint has changed since this plan last ran here."""
+    """Print a line if the checkpoint's weights have changed since this plan last ran here."""
     try:
         if record.weights_before not in (None, folder.served_weights.read_text()):
             say(
@@ -178,7 +178,7 @@ def _say_other_weights(folder: RunFolder, record: Record) -> None:
 
 
 def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:
-    """Return (stage, seconds) for each stage of coming up, planning included."""
+    """Return (stage, seconds) for each stage of a start. The first is planning, which took `planned` seconds."""
     names = {"gateway": "gateway", "loading": "processes", "joining": "loading", "ready": "joining"}
     seconds, previous = [("planning", planned)], 0.0
     for reached, moment in sorted(record.stages.items(), key=lambda stage: stage[1]):

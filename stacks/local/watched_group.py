@@ -19,8 +19,9 @@ HANGS_S = 3.0  # assumed: a rank that was given up by mistake calls again within
 class WatchedGroup:
     """A group of processes and its restarts. Times are of time.monotonic.
 
-    `due` is the time of the next start, None while the group runs. `answered_at` is when a gateway last answered since
-    its start. While a group that is no longer wanted stops, `leaves_by` is when it is killed; then it is off.
+    `due` is the time of the next start, None while the group runs. `answered_at` is when a gateway last answered
+    since its start. `leaves_by` is set while an unwanted group stops: at that time it is killed; after that it is
+    off.
     """
 
     group: ProcessGroup
@@ -38,12 +39,12 @@ class WatchedGroup:
         return not self.is_off and self.leaves_by is None
 
     def arrive(self) -> str | None:
-        """Start the group, which was off. Return an error message if that failed, else None."""
+        """Start the group, which was off, with a fresh back-off. Return an error message if that failed, else None."""
         self.is_off, self.backoff = False, Backoff()
         return self.start()
 
     def start(self) -> str | None:
-        """Start the group. If that failed, plan its next start and return an error message, else None."""
+        """Start the group. If that fails, set the time of its next start and return an error message, else None."""
         try:
             self.group.start()
         except OSError as error:
@@ -53,14 +54,17 @@ class WatchedGroup:
         return None
 
     def leave(self, timeout_s: float) -> None:
-        """Ask the group to finish its answers and end, and plan no more starts. A second call shortens its time."""
+        """Ask the group to finish its answers and end within `timeout_s`. It is not started again.
+
+        A second call can only bring the end forward.
+        """
         self.due = self.hangs_since = None
         leaves_by = time.monotonic() + timeout_s
         self.leaves_by = leaves_by if self.leaves_by is None else min(self.leaves_by, leaves_by)
         self.group.terminate()
 
     def has_left(self) -> tuple[bool, str | None]:
-        """Return whether a stopping group is gone, and what went wrong, or None. Kill it if it is late or hangs."""
+        """Return (whether a stopping group is gone, what went wrong or None). Kill a group that is late or hangs."""
         assert self.leaves_by is not None
         is_running = self.group.is_running()
         if is_running and time.monotonic() < self.leaves_by and not self._has_hung():
@@ -73,19 +77,22 @@ class WatchedGroup:
         return True, reason if status else None
 
     def find_failure(self, *, hangs: bool) -> tuple[int, str] | None:
-        """Return status and reason of a group that has ended, or that has hung for `HANGS_S`; else None."""
+        """Return (exit status, reason) of a group that has ended; None while it runs.
+
+        If a process `hangs`, or is suspended, for `HANGS_S`, the status is -1.
+        """
         if self._has_hung(hangs=hangs):
             return -1, f"{self.group.name} has a process that is stopped or hangs"
         return self.group.find_first_failure()
 
     def _has_hung(self, *, hangs: bool = False) -> bool:
-        """Return whether the group has had a hanging (`hangs`) or stopped process for `HANGS_S`."""
+        """Return whether a process of the group has hung or been suspended for `HANGS_S`. `hangs`: one hangs now."""
         now = time.monotonic()
         self.hangs_since = (self.hangs_since or now) if hangs or self.group.is_stopped() else None
         return self.hangs_since is not None and now - self.hangs_since >= HANGS_S
 
     def end(self) -> None:
-        """Kill what is left of the group, and plan its next start."""
+        """Kill what is left of the group, and set the time of its next start."""
         now = time.monotonic()
         self.group.kill()
         self.hangs_since = self.answered_at = None
@@ -97,7 +104,7 @@ class WatchedGroup:
         return self.due is not None and time.monotonic() >= self.due
 
     def start_if_due(self) -> str | None:
-        """Restart the group if its time has come. Return an error message if that failed, else None."""
+        """Restart the group if it is due. Return an error message if that failed, else None."""
         if not self.is_due():
             return None
         self.due = None

@@ -35,8 +35,9 @@ LIMITING = threading.Lock()  # `sys.tracebacklimit` is global, and the provider 
 class Deployment(pulumi.ComponentResource):
     """The Pulumi component with all objects of a plan on one cluster.
 
-    `endpoint` is the gateway's address for clients inside the cluster; it is known once gateway and units are ready.
-    `plan_digest` and `units` are the plan's; `verdict` judges the change from the plan `source.previous`.
+    `endpoint` is the gateway's address for clients inside the cluster; it is known once gateway and units are
+    ready. `plan_digest` is the plan's digest, `units` are its units' names; `verdict` judges the change from the
+    plan `source.previous`.
     """
 
     def __init__(
@@ -48,10 +49,11 @@ class Deployment(pulumi.ComponentResource):
         adopt: pulumi.Input[bool] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        """Declare all objects on the cluster of `kubeconfig`, a path or the content, and one of its contexts.
+        """Declare all objects on the cluster that `kubeconfig` (a path or the content) and its `context` name.
 
         With `adopt`, objects of the plan that kubectl or Git has applied are taken over instead of refused.
-        Raises TidemillError, before anything is declared, if there is no plan or the bundled runtime cannot run it.
+        Raises TidemillError, before anything is declared, if there is no plan or the bundled runtime cannot run
+        it.
         """
         objects, self._plan, self._is_secret = source.objects, source.deployed, source.is_secret
         self.plan_digest, self.units, self.verdict = self._plan.digest, list(objects.units), source.verdict
@@ -68,12 +70,12 @@ class Deployment(pulumi.ComponentResource):
 
     @property
     def outputs(self) -> dict[str, Any]:
-        """The outputs, by their names in the schema."""
+        """The component's outputs, by their names in `schema.json`."""
         digest = self.plan_digest
         return {"endpoint": self.endpoint, "planDigest": digest, "units": self.units, "verdict": self.verdict}
 
     def _declare_objects(self, objects: PlanObjects) -> list[pulumi.Resource]:
-        """Declare all objects in the order of their dependencies, and return the resources that become ready last."""
+        """Declare all objects in the order of their dependencies. Return the two resources that become ready last."""
         shared = self._declare_shared(objects.shared)
         # Its Deployment becomes ready only when units have registered, so nothing may wait for it before they exist.
         gateway = self._declare_set(names.gateway_name(self._plan.name), objects.gateway, shared)
@@ -87,7 +89,10 @@ class Deployment(pulumi.ComponentResource):
         return [gateway, arrivals]
 
     def _declare_shared(self, objects: Sequence[PlanObject]) -> list[pulumi.Resource]:
-        """Declare `objects` side by side, but all after the first: it may be their namespace."""
+        """Declare `objects`.
+
+        All depend on the first, which may be their namespace; the others are created side by side.
+        """
         declared: list[pulumi.Resource] = []
         for each in objects:
             name, options = self._child(each.name, declared[:1])
@@ -99,14 +104,14 @@ class Deployment(pulumi.ComponentResource):
         return Objects(name, self._conceal(_manifests_by_kind(owner, objects)), options)
 
     def _conceal(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a resource's inputs, wrapped as secrets if the deployment's source is secret."""
+        """Return a resource's inputs, marked as secrets if the deployment's source is secret."""
         return {
             key: pulumi.Output.secret(value) if self._is_secret and key not in PLAIN else value
             for key, value in inputs.items()
         }
 
     def _child(self, name: str, after: Sequence[pulumi.Resource]) -> tuple[str, pulumi.ResourceOptions]:
-        """Return the name and options of a child resource. Older states know it as `name`, so `name` is an alias."""
+        """Return (name, options) of a child resource. Older states know the resource as `name`, so that is an alias."""
         deadline = f"{self._plan.kubernetes.ready_timeout:g}s"
         options = pulumi.ResourceOptions(
             parent=self,
@@ -120,7 +125,7 @@ class Deployment(pulumi.ComponentResource):
 
 @contextlib.contextmanager
 def _omit_stack_traces() -> Iterator[None]:
-    """Declare resources without the program's stack trace, which the SDK would store in the state of each.
+    """Within the `with` block, keep the SDK from storing the program's stack trace in the state of each resource.
 
     For the published system, stack traces are a quarter of the state, which Pulumi rewrites at each step, and they
     contain this machine's paths.
@@ -138,7 +143,7 @@ def _omit_stack_traces() -> Iterator[None]:
 
 
 def _manifests_by_kind(owner: str, objects: Sequence[PlanObject]) -> Mapping[str, Mapping[str, Any]]:
-    """Return kind -> manifest; the key also has the name if that is not the owner's."""
+    """Return kind -> manifest. If an object's name is not the owner's, the key is `KIND NAME`."""
     return {_key(owner, each): each.manifest for each in objects}
 
 

@@ -26,12 +26,12 @@ class PlanObject:
 
     @property
     def kind(self) -> str:
-        """The object's apiVersion and kind: `apps/v1/Deployment`."""
+        """The object's apiVersion and kind, such as `apps/v1/Deployment`."""
         return f"{self.manifest['apiVersion']}/{self.manifest['kind']}"
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The part of the manifest that cannot change while the object exists."""
+        """The manifest's apiVersion, kind and identifying metadata (name, namespace, labels)."""
         metadata = {key: self.manifest["metadata"][key] for key in ("name", "namespace", "labels")}
         return {"apiVersion": self.manifest["apiVersion"], "kind": self.manifest["kind"], "metadata": metadata}
 
@@ -46,12 +46,12 @@ class PlanObjects:
     controller: tuple[PlanObject, ...]  # empty without a controller
 
     def occupants(self) -> dict[str, dict[str, Any]]:
-        """Unit name -> the identity of the object that occupies its nodes."""
+        """Return unit name -> the identity of the workload whose pods occupy the unit's nodes."""
         groups = {name: [each for each in unit if each.manifest["kind"] in GROUPS] for name, unit in self.units.items()}
         return {name: group.identity for name, (group,) in groups.items()}
 
     def kinds(self) -> list[str]:
-        """Every kind that the cluster has to serve, sorted."""
+        """Return every kind that the cluster must serve, such as `apps/v1/Deployment`, sorted."""
         return sorted({each.kind for each in self.all_objects()})
 
     def all_objects(self) -> list[PlanObject]:
@@ -61,9 +61,11 @@ class PlanObjects:
 
 
 def plan_objects(plan: Plan) -> PlanObjects:
-    """Return the objects of `plan`. Raises InfeasibleError if the bundled runtime cannot run it."""
+    """Return the objects of `plan`. Raises InfeasibleError if the bundled runtime cannot run the plan."""
     files = {file: text for file, text in render_files(plan).items() if file != KUSTOMIZATION}
-    objects = [PlanObject(_name(file), yaml.load(text, Loader=yaml.CSafeLoader)) for file, text in files.items()]
+    objects = [
+        PlanObject(_name_in_file(file), yaml.load(text, Loader=yaml.CSafeLoader)) for file, text in files.items()
+    ]
     owners = [names.owner_of(each.manifest["metadata"]["labels"]) for each in objects]
     owned = list(zip(owners, objects, strict=True))
     return PlanObjects(
@@ -74,6 +76,6 @@ def plan_objects(plan: Plan) -> PlanObjects:
     )
 
 
-def _name(file: str) -> str:
-    """Return the name in a file's name: `configmap-NAME.yaml` -> `NAME`. Pulumi's type has the kind already."""
+def _name_in_file(file: str) -> str:
+    """Return NAME for a file `configmap-NAME.yaml`."""
     return file.removesuffix(".yaml").partition("-")[2]

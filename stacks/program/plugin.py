@@ -40,12 +40,12 @@ NOT_PLANNED = "what is deployed is not known before `up`, so this preview neithe
 
 
 def main() -> None:
-    """Serve the provider until the engine ends it."""
+    """Serve the provider until Pulumi's engine ends it."""
     serve(Plugin)
 
 
 class Plugin(Servicer):
-    """The provider of single objects, extended by the component that declares a whole plan."""
+    """The provider of single objects, with the component that declares a whole plan."""
 
     @report_errors
     def GetSchema(self, request: provider_pb2.GetSchemaRequest) -> provider_pb2.GetSchemaResponse:
@@ -56,8 +56,8 @@ class Plugin(Servicer):
     def Construct(self, request: provider_pb2.ConstructRequest) -> provider_pb2.ConstructResponse:
         """Declare the resources of a component, and wait until each is created.
 
-        The SDK keeps what it knows of a program in context variables, of which each request's thread has its own. So
-        components of one program come up side by side.
+        The SDK keeps its state of a program in context variables, and each request's thread has its own. So
+        several components of a program are created side by side.
         """
         source = _read_source(request.type, request.inputs)
         sdk = ProviderServicer(_Components(source, self.cluster), [], self.engine.address)
@@ -65,7 +65,7 @@ class Plugin(Servicer):
 
 
 class _Components(Components):
-    """Declares the component in a call of `Construct`, as the SDK expects it."""
+    """The SDK's provider of components, for one call of `Construct`."""
 
     def __init__(self, source: "Source | None", cluster: ClusterConfig) -> None:
         super().__init__(None)
@@ -74,7 +74,10 @@ class _Components(Components):
     def construct(
         self, name: str, resource_type: str, inputs: Mapping[str, Any], options: pulumi.ResourceOptions | None = None
     ) -> ConstructResult:
-        """Declare the component. It is empty as long as its source is not known."""
+        """Declare the component and return its outputs.
+
+        While its source is unknown, it is empty and its outputs are unknown.
+        """
         from stacks.program.deployment import Deployment
 
         if self._source is None:
@@ -100,7 +103,7 @@ def _component() -> dict[str, Any]:
 
 
 def _read_source(token: str, struct: Struct) -> "Source | None":
-    """Return the source in a component's inputs, after planning it; None if its inputs are not all known yet.
+    """Return the source in a component's inputs, already planned; None if some of the inputs are not known yet.
 
     Raises ProviderError if the inputs are wrong or cannot be planned.
     """

@@ -33,7 +33,7 @@ FIELDS = ("spec", "overlays", "previous", "plan")
 
 @dataclass(frozen=True)
 class Source:
-    """The spec or plan that a deployment is made from.
+    """The spec or the plan that a deployment is made from.
 
     An empty text, the default of Pulumi's settings, counts as None.
     """
@@ -46,7 +46,10 @@ class Source:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], *, is_secret: bool = False) -> "Source":
-        """Read a source from a component's inputs or a stack's settings. Raises CallError if a value is not a text."""
+        """Return the source in a component's inputs or a stack's settings.
+
+        Raises CallError if a value is not a text.
+        """
         overlays = values.get("overlays") or []
         given = {each: values[each] for each in FIELDS if each != "overlays" and values.get(each)}
         texts = given | {f"overlays[{place}]": each for place, each in enumerate(_as_list(overlays))}
@@ -57,9 +60,10 @@ class Source:
 
     @cached_property
     def deployed(self) -> Plan:
-        """Return the plan to deploy.
+        """The plan to deploy.
 
-        Raises CallError if none is given, and SpecError or InfeasibleError if it is wrong.
+        Raises CallError if there is neither spec nor plan, or both, and SpecError or InfeasibleError if it is
+        wrong.
         """
         found = self._found
         if isinstance(found, Plan):
@@ -68,7 +72,7 @@ class Source:
 
     @cached_property
     def objects(self) -> PlanObjects:
-        """Return the plan's objects. Raises InfeasibleError if the bundled runtime cannot run it."""
+        """The objects of the plan to deploy. Raises InfeasibleError if the bundled runtime cannot run the plan."""
         return plan_objects(self.deployed)
 
     @property
@@ -116,12 +120,15 @@ def _read_spec(spec: str, overlays: Sequence[str]) -> ResolvedSpec:
 
 
 def _path_and_content(name: str, given: str) -> tuple[Path, dict[Path, bytes]]:
-    """Return `given` as a path, and no contents. For content, return a path made from `name`, and path -> content."""
+    """Return (path, contents). If `given` is a path, there are no contents.
+
+    If it is content, the path is `name`, and contents is that path -> the content.
+    """
     return (Path(name), {Path(name): _encode(given)}) if is_content(given) else (_existing_path(name, given), {})
 
 
 def _read_deployed_plan(plan: str) -> Plan:
-    """Return the plan in a plan file or in an unedited rendered folder. Raises CallError if it is a spec."""
+    """Return the plan of a plan file or of an unedited rendered folder. Raises CallError if it is a spec."""
     is_folder = not is_content(plan) and _existing_path("plan", plan).is_dir()
     return plan_from(Path(plan)) if is_folder else _read_plan("plan", plan)
 
@@ -133,7 +140,7 @@ def _read_plan(name: str, given: str) -> Plan:
 def _existing_path(name: str, given: str) -> Path:
     """Return `given` as a path.
 
-    Raises CallError if no file has it, without showing it: it may be content with secrets.
+    Raises CallError if no file is there. The error does not show `given`, which may be content with secrets.
     """
     if os.path.exists(given):
         return Path(given)

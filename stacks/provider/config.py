@@ -26,7 +26,7 @@ KEYS = {"adopt", "context", "kinds", "kubeconfig", "version"}  # `version` is th
 
 @dataclass(frozen=True)
 class Failure:
-    """A mistake in the configuration: the wrong key (empty if it is no key's) and the reason."""
+    """A mistake in the configuration: the wrong key (empty if no single key is wrong) and the reason."""
 
     key: str
     reason: str
@@ -34,7 +34,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """The user's configuration of the cluster. An omitted value is empty."""
+    """The user's configuration of the provider's cluster. Values that the user left out are empty."""
 
     kubeconfig: str
     context: str
@@ -43,7 +43,7 @@ class ClusterConfig:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "ClusterConfig":
-        """Read the configuration. Raises ValueError(key, rule) if a value is wrong."""
+        """Return the configuration in `values`. Raises ValueError(key, rule) if a value is wrong."""
         kubeconfig, context = values.get("kubeconfig") or "", values.get("context") or ""
         kinds, adopts = _parse_json(values.get("kinds") or []), _parse_json(values.get("adopt") or False)
         if not isinstance(kubeconfig, str):
@@ -57,12 +57,12 @@ class ClusterConfig:
         return cls(kubeconfig, context, tuple(kinds), adopts)
 
     def connect(self) -> Api:
-        """Return the cluster's `Api`, without a call yet. Raises KubeconfigError if the kubeconfig is unusable."""
+        """Return the cluster's `Api`. No request is made yet. Raises KubeconfigError if the kubeconfig is unusable."""
         return connect(self.context or None, self.kubeconfig or None)
 
 
 def check(values: Mapping[str, Any]) -> list[Failure]:
-    """Return all mistakes in a configuration. If it depends on values not known yet, only unknown keys are found."""
+    """Return all mistakes in a configuration. While some values are not known yet, only unknown keys are found."""
     if unknown := sorted(values.keys() - KEYS):
         return [Failure(each, f"is unknown; the keys are {', '.join(sorted(KEYS - {'version'}))}") for each in unknown]
     if has_unknown(dict(values)):
@@ -82,7 +82,7 @@ def check(values: Mapping[str, Any]) -> list[Failure]:
 
 
 def _parse_json(given: Any) -> Any:
-    """Return the value of a JSON text. Other values are returned as they are."""
+    """Return the value of a JSON text; any other value, and other text, as it is."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except json.JSONDecodeError:

@@ -19,15 +19,15 @@ class Engine:
         self._stub = engine_pb2_grpc.EngineStub(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]))
 
     def progress(self, urn: str, text: str) -> None:
-        """Show a message beside the resource until the next message."""
+        """Show a message beside the resource `urn`, until the next message."""
         self._log(engine_pb2.LogRequest(severity=engine_pb2.INFO, urn=urn, message=text, ephemeral=True))
 
     def warn(self, urn: str, text: str) -> None:
-        """Show a warning below the resources, and keep it."""
+        """Show a lasting warning about the resource `urn` below the list of resources."""
         self._log(engine_pb2.LogRequest(severity=engine_pb2.WARNING, urn=urn, message=text))
 
     def debug(self, text: str) -> None:
-        """Show a message with `pulumi --debug` only."""
+        """Show a message, but only if the user runs `pulumi --debug`."""
         self._log(engine_pb2.LogRequest(severity=engine_pb2.DEBUG, message=text))
 
     def _log(self, request: engine_pb2.LogRequest) -> None:

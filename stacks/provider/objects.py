@@ -29,22 +29,22 @@ IDENTITY: set[Path] = {("kind",), ("metadata", "name"), ("metadata", "namespace"
 
 
 def read_manifests(values: Mapping[str, Any], token: str) -> dict[str, Manifest]:
-    """Return key -> manifest in a resource's inputs. The key of a single manifest is empty."""
+    """Return key -> manifest from a resource's inputs. The key of a single object's manifest is empty."""
     return dict(values) if token == OBJECTS else {"": dict(values)}
 
 
 def build_inputs(manifests: Manifests, token: str) -> dict[str, Any]:
-    """Return the inputs of a resource made of these objects."""
+    """Return the inputs of a resource of type `token` that is made of these objects."""
     return dict(manifests) if token == OBJECTS else manifests[""]
 
 
 def resource_id(manifests: Manifests) -> str:
-    """Return a resource's Pulumi id: the id of its main object."""
+    """Return a resource's Pulumi id, which is the id of its main object."""
     return Reference.from_manifest(main_object(manifests)[1]).id
 
 
 def outputs(manifests: Manifests, token: str) -> Struct:
-    """Return a resource's outputs: just its main object's identity, to keep Pulumi's often rewritten state small."""
+    """Return a resource's outputs: only its main object's identity, since Pulumi often rewrites its whole state."""
     key, manifest = main_object(manifests)
     metadata = {name: manifest["metadata"][name] for name in ("name", "namespace") if name in manifest["metadata"]}
     identity = {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": metadata}
@@ -52,7 +52,7 @@ def outputs(manifests: Manifests, token: str) -> Struct:
 
 
 def find_naming_mistakes(values: Mapping[str, Any], token: str) -> list[tuple[str, str]]:
-    """Return (property, reason) for each mistake in the inputs that can be found without the API server."""
+    """Return (property, reason) for each mistake in apiVersion, kind or name, found without asking the API server."""
     if token != OBJECTS:
         return _find_mistakes(values, token)
     if not values:
@@ -73,7 +73,10 @@ class Changes:
 
 
 def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], token: str) -> Changes:
-    """Compare old and new inputs path by path. With an `api`, ask it which fields are immutable."""
+    """Return the differences between old and new inputs, path by path.
+
+    With an `api`, ask it which fields are immutable.
+    """
     changed = list(differences(dict(old), dict(new)))
     if token == OBJECTS:
         return _object_set_changes(api, old, new, changed)
@@ -85,7 +88,10 @@ def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], tok
 def _object_set_changes(
     api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], changed: list[Difference]
 ) -> Changes:
-    """Compare the inputs of several objects. The resource as a whole is replaced only if its main object must be."""
+    """Return the changes of a resource of several objects.
+
+    It is replaced as a whole only if its main object must be.
+    """
     end, manifest = main_object(new)
     if old and Reference.from_manifest(main_object(old)[1]) != Reference.from_manifest(manifest):
         moved = [each for each in changed if each.path[0] == end]
@@ -107,7 +113,7 @@ def _object_set_changes(
 
 
 def _frozen_changes(api: Api | None, manifest: Manifest, changed: list[Difference]) -> list[Difference]:
-    """Return the changes to immutable fields; none if the cluster cannot be asked."""
+    """Return the changes to immutable fields; none if there is no `api` to ask, or if some value is not known yet."""
     return lifecycle.find_frozen_changes(api, manifest, changed) if api and not has_unknown(manifest) else []
 
 
@@ -124,7 +130,7 @@ def _find_mistakes(manifest: Mapping[str, Any], token: str) -> list[tuple[str, s
 
 
 def _missing_names(manifest: Any) -> Iterator[str]:
-    """Yield a reason for each of apiVersion, kind and name that a manifest lacks."""
+    """Yield a sentence for each of apiVersion, kind and name that a manifest lacks."""
     if not isinstance(manifest, dict):
         yield "it is no map"
         return

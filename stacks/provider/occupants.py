@@ -31,18 +31,18 @@ ListInputs = dict[str, Any]
 
 
 def find_departed(old: ListInputs, new: ListInputs) -> list[Manifest]:
-    """Return the objects in `old` that `new` does not list, under whatever key."""
+    """Return the objects in the list `old` that the list `new` does not have under any key."""
     staying = {Reference.from_manifest(each) for each in new["objects"].values()}
     return [each for each in old["objects"].values() if Reference.from_manifest(each) not in staying]
 
 
 def find_new(old: ListInputs, listed: ListInputs) -> set[Reference]:
-    """Return the objects in `listed` that `old` does not list."""
+    """Return the objects in `listed` that the list `old` does not have."""
     return {Reference.from_manifest(each) for each in find_departed(listed, old)}
 
 
 def find_naming_mistakes(values: ListInputs, token: str) -> list[tuple[str, str]]:
-    """Return (property, reason) for each mistake in a list."""
+    """Return (property, reason) for each mistake in a list of either type."""
     if token == ARRIVALS:
         return [] if isinstance(values.get("names"), list) else [("names", "names must be a list of names")]
     objects = values.get("objects")

@@ -21,7 +21,7 @@ __all__ = ["Arrivals", "Object", "Objects", "Occupants", "Provider"]
 
 
 class Provider(pulumi.ProviderResource):
-    """One cluster, checked before anything is done to it: it answers, and serves all `kinds` (`apps/v1/Deployment`)."""
+    """One cluster. Before anything is changed there, it is checked: it must answer, and serve all `kinds`."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Provider(pulumi.ProviderResource):
         adopt: pulumi.Input[bool] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        """Choose the cluster by `kubeconfig`, a path or the content, and `context`, its current one if None.
+        """Choose the cluster by a `kubeconfig` (a path or the content) and a `context`; None is the current one.
 
         With `adopt`, objects of the plan that kubectl or Git has applied are taken over instead of refused.
         """
@@ -43,10 +43,11 @@ class Provider(pulumi.ProviderResource):
 class Object(pulumi.CustomResource):
     """One Kubernetes object. `apiVersion`, `kind` and `immutable` are plain values; anything else may be an output.
 
-    When it has to be replaced, the old one is deleted first, since names are unique. An immutable one is replaced under
-    another name, so the new one is created first, and pods can use one of them at any time.
+    If the object has to be replaced, the old one is deleted first, since names are unique. An immutable object is
+    replaced under another name, so the new one is created first, and pods can use either at any time.
 
-    It is waited for, 10 minutes at most: `ResourceOptions(custom_timeouts=CustomTimeouts(create="20m"))` changes that.
+    Pulumi waits until the object is ready, 10 minutes at most:
+    `ResourceOptions(custom_timeouts=CustomTimeouts(create="20m"))` changes that.
     """
 
     def __init__(self, name: str, manifest: Mapping[str, Any], opts: pulumi.ResourceOptions | None = None) -> None:
@@ -56,10 +57,12 @@ class Object(pulumi.CustomResource):
 
 
 class Objects(pulumi.CustomResource):
-    """Several objects as one resource, by keys that stay: stored in order, workloads last, and deleted in reverse.
+    """Several objects as one resource, by keys that stay.
 
-    A changed object is updated or replaced by itself. All are replaced, old ones first, if the last one becomes another
-    object. They are waited for as an `Object` is.
+    They are stored in order, workloads last, and deleted in reverse.
+
+    A changed object is updated or replaced by itself. If the last one becomes another object, all are replaced, old
+    ones first. Pulumi waits for them as for an `Object`.
     """
 
     def __init__(
@@ -70,10 +73,12 @@ class Objects(pulumi.CustomResource):
 
 
 class Occupants(pulumi.CustomResource):
-    """The objects that occupy nodes, by name: those that leave the list are deleted before its dependents change.
+    """The list of the objects that occupy nodes, by name.
 
-    Only the identity and the labels of each manifest count. New objects are created without waiting: `Arrivals` has to
-    follow, with the same names.
+    Objects that leave it are deleted before its dependents change.
+
+    Only the identity and the labels of each manifest count. New objects are created without waiting: `Arrivals` has
+    to follow, with the same names.
     """
 
     def __init__(
@@ -83,7 +88,10 @@ class Occupants(pulumi.CustomResource):
 
 
 class Arrivals(pulumi.CustomResource):
-    """A resource that waits for all objects new in `Occupants`. It must depend on all objects with these names."""
+    """A resource that waits for all objects that are new in `Occupants`.
+
+    It must depend on all objects with its names.
+    """
 
     def __init__(self, name: str, names: Sequence[str], opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__(occupants.ARRIVALS, name, {"names": list(names)}, opts)

@@ -30,7 +30,7 @@ LOOK_S = 1.0  # between two checks whether the user has cancelled
 
 
 class Rollout:
-    """Lets the units of each phase update one at a time in one run of Pulumi."""
+    """Lets the units of each phase update one at a time, in one run of Pulumi."""
 
     def __init__(self, cancelled: threading.Event) -> None:
         self._cancelled = cancelled
@@ -40,9 +40,9 @@ class Rollout:
 
     @contextmanager
     def turn(self, phase: str, unit: str, report: Callable[[str], None]) -> Iterator[None]:
-        """Wait until no other unit of the phase is updating.
+        """In a `with` block, update `unit` while no other unit of its phase updates. Waits for that first.
 
-        Raises ProviderError if one has failed, or when cancelled.
+        Raises ProviderError if another unit has failed, or when cancelled.
         """
         with self._condition:
             while (other := self._changing.get(phase)) and not self._is_over():
@@ -72,7 +72,7 @@ class Rollout:
 
 
 def rolled_phase(old: Manifests, new: Manifests) -> str | None:
-    """Return the phase of a unit (or `gateway`) that updates in turn.
+    """Return the phase of a unit (or `gateway`) that has to be updated alone in its phase.
 
     None if it does not restart, or must change at once.
     """
@@ -97,14 +97,14 @@ def _template(unit: Manifest) -> Mapping[str, Any]:
 
 
 def _node_fields(unit: Manifest) -> tuple[Any, Any]:
-    """Return the fields that determine a unit's nodes: how many, and the affinity that selects them."""
+    """Return (number of nodes, affinity that selects them), the fields that determine a unit's nodes."""
     spec = unit.get("spec") or {}
     size = (spec.get("leaderWorkerTemplate") or {}).get("size", spec.get("replicas"))
     return size, (_template(unit).get("spec") or {}).get("affinity")
 
 
 def _kv_format(manifests: Manifests) -> tuple[Any, Any] | None:
-    """Return KV digest and engine in a unit's launch file, which determine its KV format.
+    """Return (KV digest, engine) from a unit's launch file, which together determine the format of its KV.
 
     None without a launch file.
     """
@@ -117,9 +117,9 @@ def _kv_format(manifests: Manifests) -> tuple[Any, Any] | None:
 
 
 def _launch_document(text: str) -> dict[str, Any]:
-    """Return a launch file's keys up to the expert map.
+    """Return the keys of a launch file before its expert map; empty if the text is no launch file.
 
-    That is the last key, and lies in another ConfigMap if it is large.
+    The map is the last key, and lies in another ConfigMap if it is large, so the text may be cut off before it.
     """
     for whole in (text, text.rstrip().removesuffix(",") + "}"):
         with suppress(ValueError):

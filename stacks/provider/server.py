@@ -27,7 +27,7 @@ MAX_BYTES = 400 * 1024 * 1024  # of one message; the engine's own limit
 
 
 def serve(make: Callable[[Engine], Servicer]) -> None:
-    """Serve the servicer that `make` returns, for the engine at the command line's address, until told to end."""
+    """Serve the servicer that `make` returns to the engine at the command line's address, until the engine ends."""
     parent = os.getppid()
     parser = argparse.ArgumentParser(prog="pulumi-resource-tidemill", description=__doc__, allow_abbrev=False)
     parser.add_argument("engine", help="address of Pulumi's engine")
@@ -55,7 +55,7 @@ def _serve_until_told(servicer: Servicer, parent: int) -> None:
 
 
 def _stop_event() -> threading.Event:
-    """Return an event that is set by SIGINT or SIGTERM, which the engine sends at the end of each command."""
+    """Return an event that SIGINT or SIGTERM sets. The engine sends one of them at the end of each command."""
     stop = threading.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: stop.set())

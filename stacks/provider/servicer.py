@@ -63,7 +63,7 @@ Rpc = Callable[[Any, Any], Answer]
 
 
 class InitFailed(Exception):
-    """A resource exists and so must be in Pulumi's state, but is not ready."""
+    """A resource exists but is not ready. It must be in Pulumi's state all the same."""
 
     def __init__(self, resource_id: str, inputs: Struct, outputs: Struct, reasons: list[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -73,13 +73,13 @@ class InitFailed(Exception):
 
     @classmethod
     def from_objects(cls, manifests: Manifests, token: str, reasons: list[str]) -> "InitFailed":
-        """Return the error for objects that exist and are not all ready, for the given reasons."""
+        """Return the error for a resource whose objects exist but are not all ready, for `reasons`."""
         inputs, named = encode_struct(objects.build_inputs(manifests, token)), objects.outputs(manifests, token)
         return cls(objects.resource_id(manifests), inputs, named, reasons)
 
 
 def report_errors(rpc: Rpc[Answer]) -> Callable[[Any, Any, grpc.ServicerContext], Answer]:
-    """Wrap `rpc` so that its exceptions become gRPC statuses: a sentence for the user, never a traceback."""
+    """Return `rpc` with its exceptions turned into gRPC statuses: a sentence for the user, never a traceback."""
 
     @functools.wraps(rpc)
     def call(self: "Servicer", request: Any, context: grpc.ServicerContext) -> Answer:
@@ -99,7 +99,7 @@ def report_errors(rpc: Rpc[Answer]) -> Callable[[Any, Any, grpc.ServicerContext]
 
 
 class Servicer(provider_pb2_grpc.ResourceProviderServicer):
-    """Pulumi's provider protocol, for one configured cluster."""
+    """Pulumi's provider protocol, for the one cluster that the provider is configured for."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -123,7 +123,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def CheckConfig(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
-        """Check that the configuration names a cluster that can take the plan."""
+        """Return the mistakes in the provider's configuration, also those that only its cluster can show."""
         given = decode_struct(request.news)
         if has_unknown(given):
             self.engine.warn(request.urn, NOT_CHECKED)
@@ -132,20 +132,23 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def DiffConfig(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
-        """Report no replacement: renaming a context must not delete what runs in its cluster."""
+        """Return the changes of the configuration.
+
+        None replaces: renaming a context must not delete what runs there.
+        """
         return _diff_response(
             Changes(list(differences(decode_struct(request.old_inputs), decode_struct(request.news))))
         )
 
     @report_errors
     def Configure(self, request: provider_pb2.ConfigureRequest) -> provider_pb2.ConfigureResponse:
-        """Store the configuration; the cluster is contacted when it is first needed."""
+        """Keep the configuration. The cluster is contacted when it is first needed."""
         self._session = Session(config.ClusterConfig.parse(decode_struct(request.args)))
         return provider_pb2.ConfigureResponse(supportsPreview=True, acceptSecrets=True)
 
     @report_errors
     def Check(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
-        """Check that each manifest names an object of the resource's kind. The API server judges the rest."""
+        """Return the manifests' mistakes in apiVersion, kind and name. The API server judges the rest later."""
         news = decode_struct(request.news)
         if request.type in occupants.LISTS:
             return _check_response(request, occupants.find_naming_mistakes(news, request.type))
@@ -156,7 +159,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Diff(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
-        """Return the differences path by path, and which of them need a new object."""
+        """Return the differences between old and new inputs, path by path, and which of them need a new object."""
         old, new = decode_struct(request.old_inputs), decode_struct(request.news)
         if old == new or request.type in occupants.LISTS:
             return _diff_response(Changes(list(differences(old, new))))
@@ -168,7 +171,10 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Create(self, request: provider_pb2.CreateRequest) -> provider_pb2.CreateResponse:
-        """Create the objects and wait until they are ready. New units are not waited for here, but by `Arrivals`."""
+        """Create the objects and wait until they are ready, but for new units, which `Arrivals` waits for.
+
+        Previews only check.
+        """
         if request.type in occupants.LISTS:
             self._carry_out_list(request, {"objects": {}}, decode_struct(request.properties))
             return provider_pb2.CreateResponse(id=occupants.ID, properties=Struct())
@@ -184,7 +190,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
-        """Return the manifests as found in the cluster; the answer has no id if all objects are gone."""
+        """Return the manifests with live values. If all objects are gone, the answer has no id."""
         if request.type in occupants.LISTS:
             # The engine takes a resource without properties for deleted.
             return provider_pb2.ReadResponse(id=request.id, properties=Struct(), inputs=request.inputs)
@@ -232,7 +238,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
         """Delete the objects and wait until they are gone. Objects that replaced them under the same name stay.
 
-        Objects that are now part of a set stay too: in older states each was a resource of its own.
+        A single object that is now part of a set stays too: in older states each was a resource of its own.
         """
         if request.type in occupants.LISTS:
             return empty_pb2.Empty()
@@ -243,7 +249,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Cancel(self, request: empty_pb2.Empty) -> empty_pb2.Empty:
-        """End every wait."""
+        """End every wait for objects."""
         self._cancelled.set()
         return empty_pb2.Empty()
 
@@ -258,7 +264,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         return self._session.api()
 
     def _carry_out_list(self, request: Any, old: dict[str, Any], listed: dict[str, Any]) -> None:
-        """Carry out a list (`occupants.py`): delete the objects that have left it, or wait for new ones."""
+        """Carry out a list (`occupants.py`): delete objects that have left it or, for `Arrivals`, wait for new ones."""
         if request.preview:
             return
         if request.type == occupants.TOKEN:
@@ -272,7 +278,10 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             raise InitFailed(occupants.ID, encode_struct(listed), Struct(), error.reasons) from error
 
     def _roll_out(self, request: Any, old: Manifests, new: Manifests) -> None:
-        """Store the changed objects. A unit of a rolling update waits for its turn, and is restored if it fails."""
+        """Store the changed objects.
+
+        If they are updated one unit at a time, wait for their turn, and restore them on failure.
+        """
         phase, unit = rolled_phase(old, new), object_set.main_object(new)[1]["metadata"]["name"]
         if phase is None:
             self._store(request, old, new)
@@ -287,9 +296,9 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
                 raise ProviderError(f"{error}; {unit} was restored, and is ready") from error
 
     def _undo(self, request: Any, old: Manifests, new: Manifests, others: set[str]) -> None:
-        """Restore `old`, and delete the objects that the change has added.
+        """Restore the objects of `old`, and delete the objects that the failed change to `new` has added.
 
-        Other objects that this run has made, whose uids are `others`, are kept.
+        Objects whose uids are in `others`, made earlier in this run, are kept.
         """
         patience = Patience(DEFAULT_TIMEOUT_S, self._cancelled, functools.partial(self.engine.progress, request.urn))
         try:
@@ -298,7 +307,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             raise InitFailed.from_objects(error.existing, request.type, error.reasons) from error
 
     def _store(self, request: Any, old: Manifests, new: Manifests) -> None:
-        """Store a resource and wait until it is ready."""
+        """Store a resource's objects and wait until they are ready. Warn about objects that are off or were adopted."""
         adopted = Counter[str]()  # objects by who managed them
 
         def on_stored(reference: Reference, stored: StoredObject) -> None:
@@ -339,12 +348,12 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
 
 def _fully_known(manifests: Manifests) -> dict[str, Manifest]:
-    """Return the manifests all of whose values are known at preview."""
+    """Return only those manifests all of whose values are known at preview."""
     return {key: each for key, each in manifests.items() if not has_unknown(each)}
 
 
 def _with_secrets_of(request: Any, inputs: Struct) -> Struct:
-    """Return `inputs`, and mark as secret every value that is secret in the request's inputs."""
+    """Return `inputs`, with every value marked as secret that is secret in the request's inputs."""
     given = [getattr(request, each) for each in INPUTS if each in request.DESCRIPTOR.fields_by_name]
     return functools.reduce(mark_secrets, given, inputs)
 
@@ -375,7 +384,7 @@ def _diff_response(found: Changes) -> provider_pb2.DiffResponse:
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, text: str, *details: Message) -> NoReturn:
-    """End a call with a status and a text; gRPC sends the `details` in a trailer."""
+    """End a call with a status code and a text; gRPC sends the `details` in a trailer."""
     status = status_pb2.Status(code=code.value[0], message=text)
     for each in details:
         status.details.add().Pack(each)

@@ -25,7 +25,7 @@ class Session:
     def api(self) -> Api:
         """Return the cluster's API.
 
-        Raises the reason at the first failure to connect, and a short ProviderError later.
+        If it cannot be reached, raises the reason at the first call, and a short ProviderError at later ones.
         """
         with self._lock:
             reached = self._reach()
@@ -37,7 +37,7 @@ class Session:
             raise reached
 
     def api_if_reached(self) -> Api | None:
-        """Return the cluster's API; None if it cannot be reached. For work that is optional."""
+        """Return the cluster's API; None if it cannot be reached. For callers that can do without."""
         with self._lock:
             reached = self._reach()
             return reached if isinstance(reached, Api) else None

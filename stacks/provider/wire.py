@@ -23,7 +23,7 @@ SECRET_SIGNATURE = "1b47061264138c4ac30d75fd1eb44270"  # noqa: S105  a tag of th
 
 
 def decode_struct(struct: Struct) -> dict[str, Any]:
-    """Return a wire Struct as plain values; values not known yet are the string `UNKNOWN`."""
+    """Return a wire Struct as plain values. A value that is not known yet becomes the string `UNKNOWN`."""
     return {key: _plain(value) for key, value in sorted(struct.fields.items()) if not _is_null(value)}
 
 
@@ -36,7 +36,7 @@ def encode_struct(values: Mapping[str, Any]) -> Struct:
 
 
 def mark_secrets(values: Struct, given: Struct) -> Struct:
-    """Return `values`, marked as secret wherever `given` is secret. A list with a secret item is secret as a whole."""
+    """Return `values`, marked as secret wherever `given` is. A list with a secret item is secret as a whole."""
     marked = Struct()
     for key, value in values.fields.items():
         marked.fields[key].CopyFrom(_mark(value, given.fields[key]) if key in given.fields else value)
@@ -44,7 +44,7 @@ def mark_secrets(values: Struct, given: Struct) -> Struct:
 
 
 def has_unknown(value: Any) -> bool:
-    """Return whether `value` has a part that is not known yet."""
+    """Return whether `value` or a part of it is not known yet."""
     if isinstance(value, dict):
         return any(map(has_unknown, value.values()))
     if isinstance(value, list):

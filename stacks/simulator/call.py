@@ -119,9 +119,9 @@ class Call:
     policies: tuple[Policy, ...]
 
     def play(self, spec: ResolvedSpec, on_progress: OnProgress) -> SimulationResult:
-        """Simulate as the options say.
+        """Return the result of the simulation that the options ask for.
 
-        `on_progress` is called with a column's title and the fraction of it that is done.
+        `on_progress` is called with a column's title and the fraction of the column that is done.
         """
         if self.trace is None:
             return _Days(*play_days(spec, self.variants, self.failures, on_progress, self.date))
@@ -157,7 +157,7 @@ def _warnings(plan: Compiled) -> Sequence[Finding]:
 
 
 def _read_option(read: Callable[[Any], T], written: Any, wrong: list[Finding]) -> T | None:
-    """Return an option's value, read by `read`. If the option is wrong, add the mistakes to `wrong` and return None."""
+    """Return an option's value, read by `read`. If it is wrong, add the mistakes to `wrong` and return None."""
     try:
         return read(written)
     except CallError as error:
@@ -166,7 +166,7 @@ def _read_option(read: Callable[[Any], T], written: Any, wrong: list[Finding]) -
 
 
 def _require_compatible(arguments: Any) -> None:
-    """Raises CallError for options that need a trace if there is none, and for options of days if there is a trace."""
+    """Raise CallError for options that need a trace and have none, or that a trace excludes."""
     rule, fix = "R415 must come with --trace", "give a --trace, or leave it out"
     wrong = [
         Finding(f"--{name}", None, rule, "without a trace, a day is simulated as flows and not as single requests", fix)

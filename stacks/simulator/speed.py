@@ -15,13 +15,13 @@ LEVELS: tuple[Level, ...] = ("low", "mid", "high")
 
 
 def known_case(outlook: PhaseOutlook) -> Case:
-    """Return a phase's predicted operating point, which must exist."""
+    """Return the operating point that a phase's speed was predicted for, which must exist."""
     assert outlook.case is not None
     return outlook.case
 
 
 def slowdown(outlook: PhaseOutlook, level: Level) -> float:
-    """Return the ratio of a step's time at `level` to its expected time."""
+    """Return the ratio of a step's time at `level` to its expected time: above 1 for `low`, below 1 for `high`."""
     assert outlook.prediction is not None
     rate = outlook.prediction.tokens_per_s_per_gpu
     return rate.mid / float(getattr(rate, level))

@@ -39,7 +39,7 @@ CHANGE = re.compile(r"(?P<path>\w+(?:\.\w+)*)=(?P<value>.*)", re.S)
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant of the spec, before it is simulated."""
+    """One variant of the spec, to be simulated: its changes, and the factor `scale` on the day's traffic."""
 
     title: str
     changes: Mapping[str, Any]  # of the spec: dotted path -> value
@@ -47,7 +47,10 @@ class Variant:
 
 
 def read_variants(words: Sequence[str], wrong: list[Finding]) -> tuple[Variant, ...]:
-    """Return the spec as written, and a variant for each `--set`. Mistakes in these are added to `wrong`."""
+    """Return the spec as written, and a variant for each `--set` in `words`.
+
+    Mistakes in `words` are added to `wrong`.
+    """
     found = [Variant(AS_WRITTEN, {})]
     for word in words:
         changes: dict[str, Any] = {}
@@ -69,7 +72,7 @@ def find_variant_mistakes(spec: ResolvedSpec, variants: Sequence[Variant]) -> Se
 
 
 def require_traffic(spec: ResolvedSpec) -> None:
-    """Raises SpecError if `spec` has no traffic."""
+    """Raise SpecError if `spec` has no traffic."""
     if spec.written.traffic is None:
         rule, reason = "R401 is required by tidemill simulate", "a simulation plays the traffic of a day"
         fix = "write traffic: {input_tokens: ..., output_tokens: ...}, with the tokens of a day"
@@ -77,7 +80,7 @@ def require_traffic(spec: ResolvedSpec) -> None:
 
 
 def require_speeds(spec: ResolvedSpec, plan: Compiled) -> None:
-    """Raises InfeasibleError if the speed of a phase of `plan` is not known."""
+    """Raise InfeasibleError if the speed of a phase of `plan` is not known."""
     rule, fix = "R402 must have a predicted speed to be simulated", "plan it for GPUs whose rates are known"
     unknown = [
         spec.locate(Finding(each.phase, None, rule, str(each.why_not), fix)) for each in plan.speed if each.case is None
@@ -89,7 +92,7 @@ def require_speeds(spec: ResolvedSpec, plan: Compiled) -> None:
 def plan_variant(
     spec: ResolvedSpec, variant: Variant, on_progress: Callable[[float], None], failed: list[Finding]
 ) -> Compiled | None:
-    """Return the plan of a variant's `spec`; None if the variant cannot be planned or its speed is not known.
+    """Return the plan of a variant's `spec`; None if it cannot be planned, or if a speed is not known.
 
     The errors, with the variant's name, are then added to `failed`. Raises InfeasibleError if the spec as written
     fails.
@@ -109,14 +112,14 @@ def plan_variant(
 def part_progress(
     on_progress: Callable[[str, float], None], title: str, number: int, num_parts: int
 ) -> Callable[[float], None]:
-    """Return a callback that takes the progress of part `number` of `num_parts` and reports the progress of all."""
+    """Return a callback for the progress of part `number` of `num_parts`, which reports the progress of the whole."""
     return lambda done: on_progress(title, (number + done) / num_parts)
 
 
 def check_variants(
     spec: ResolvedSpec, variants: Sequence[Variant], require: Callable[[ResolvedSpec], None] = lambda _: None
 ) -> list[ResolvedSpec]:
-    """Return the checked spec of each variant. `require` is called with each and may raise SpecError.
+    """Return the checked spec of each variant. `require` is called with each spec, and may raise SpecError.
 
     Raises SpecError with all mistakes.
     """
@@ -137,19 +140,19 @@ def check_variants(
 
 
 def _name_variant(problems: Sequence[Finding], variant: Variant, known: Sequence[Finding] = ()) -> list[Finding]:
-    """Return the `problems` that are not `known` yet, with the variant's name in the reason."""
+    """Return the findings of `problems` that are not in `known`, with the variant's name added to their reasons."""
     column = "" if variant.title == AS_WRITTEN else f" (with --set {variant.title})"
     return [replace(each, reason=f"{each.reason}{column}") for each in problems if each not in known]
 
 
 def _change_spec(spec: ResolvedSpec, changes: Mapping[str, Any]) -> ResolvedSpec:
-    """Return `spec` with `changes` applied as if they stood in its file; a change also replaces `auto`."""
+    """Return `spec` with `changes` applied as if they stood in its file. A change may also replace `auto`."""
     document = replace(spec.document, autos=spec.document.autos - changes.keys())
     return change_spec(replace(spec, document=document), changes)
 
 
 def _read_change(part: str, changes: dict[str, Any]) -> Finding | None:
-    """Read `part`, a change such as `decode.ep_size=72`, into `changes`, or return what is wrong with it."""
+    """Read `part`, a change such as `decode.ep_size=72`, into `changes`. Return the mistake in it, or None."""
     matched = CHANGE.fullmatch(part)
     if matched is None:
         reason = "it names a field of the spec, and the value to try"

@@ -32,7 +32,7 @@ ROUNDING = 1e-9
 
 @dataclass
 class _AutoscaledUnits:
-    """The state of one phase's units under autoscaling."""
+    """The units of one phase: how many serve, and when the others will serve or free their nodes."""
 
     serving: int
     starting: list[int] = field(default_factory=list)  # the minutes at which they will serve
@@ -44,7 +44,7 @@ class _AutoscaledUnits:
 class ReactiveFleet:
     """An autoscaler that sets the number of units according to the load of the last minute.
 
-    It keeps its state from one simulated day to the next.
+    It keeps its units from one simulated day to the next.
     """
 
     drain_s: float
@@ -59,7 +59,7 @@ class ReactiveFleet:
         self._phases = {phase: _AutoscaledUnits(number) for phase, number in self.max_units.items()}
 
     def units_at(self, minute: int, load: Load) -> Mapping[Phase, UnitCounts]:
-        """Scale each phase for the load of the last minute, and return each phase's units."""
+        """Scale each phase by the load of the last minute. Return phase -> its units."""
         self._clock += 1
         return {phase: self._change(phase, each, load.used[phase]) for phase, each in self._phases.items()}
 
@@ -74,7 +74,7 @@ class ReactiveFleet:
         return UnitCounts(units.serving, stopped, 0, units.serving * per_unit, taken * per_unit)
 
     def _scale(self, phase: Phase, units: _AutoscaledUnits, used: float) -> int:
-        """Start or stop units of one phase, whose load is `used`, and return how many stop."""
+        """Start or stop units of one phase, of whose capacity the share `used` is in use. Return how many stop."""
         there = units.serving + len(units.starting)
         ratio = used / self.target
         wanted = there if abs(ratio - 1) <= TOLERANCE else ceil(units.serving * ratio - ROUNDING)

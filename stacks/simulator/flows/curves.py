@@ -13,7 +13,7 @@ Curve = NDArray[np.float64]
 
 @dataclass
 class Minute:
-    """What happened in one minute. Counts cover the whole minute; other figures are those at its end."""
+    """The figures of one minute. Counts cover the whole minute; other figures are those at its end."""
 
     asked: float = 0.0  # requests that came
     refused: float = 0.0  # requests that the gateway answered with 429
@@ -38,7 +38,7 @@ class Minute:
 
 
 class Curves:
-    """The minutes of a day as one array for each figure: `curves.tpot` has the TPOT of each minute."""
+    """The minutes of a day, with an array `[minutes]` for each field of `Minute`, such as `curves.tpot`."""
 
     def __init__(self, minutes: Sequence[Minute]) -> None:
         self._curves = {

@@ -47,11 +47,10 @@ def play_days(
     on_progress: Callable[[str, float], None] = lambda _, __: None,
     date: str | None = None,
 ) -> tuple[tuple[DayColumn, ...], tuple[Finding, ...]]:
-    """Simulate a day of each of `variants` of `spec`.
+    """Return (days, errors): a simulated day of each of `variants`, and the errors of variants that cannot be planned.
 
-    Return the days, and the errors of variants that cannot be planned.
-
-    `on_progress` is called with a variant's title and the fraction done. Without a `date` the day is a typical one.
+    A variant changes `spec`. `on_progress` is called with a variant's title and the fraction done. Without a `date`
+    the day is a typical one.
 
     Raises SpecError if a variant is wrong or has no traffic, and InfeasibleError if the spec as written cannot be
     simulated.
@@ -72,9 +71,10 @@ def simulate_day(
     on_progress: Callable[[float], None] = lambda _: None,
     date: str | None = None,
 ) -> PlayedDay:
-    """Simulate a day of `plan` at each level of its predicted speed; `on_progress` gets the fraction done.
+    """Return a simulated day of `plan`, with results at each level of its predicted speed.
 
-    `date` is a date or a weekday; without it the day is a typical one.
+    `date` is a date or a weekday; without it the day is a typical one. `on_progress` is called with the fraction
+    done.
 
     Raises CallError if a failing node is not one of the plan's.
     """

@@ -37,7 +37,7 @@ class Failure:
 
 
 def read_failures(words: Sequence[str]) -> tuple[Failure, ...]:
-    """Return the failures that the options name, by time. Raises CallError with every mistake."""
+    """Return the failures that the `--fail` options name, by time. Raises CallError with every mistake."""
     found, wrong = [], []
     for word in words:
         if matched := FORM.fullmatch(word):
@@ -51,7 +51,7 @@ def read_failures(words: Sequence[str]) -> tuple[Failure, ...]:
 
 
 def find_outages(plan: Compiled, failures: Sequence[Failure]) -> tuple[Outage, ...]:
-    """Return the units that `failures` stop. Raises CallError for nodes that the plan does not have."""
+    """Return an outage for each unit that `failures` stop. Raises CallError for nodes that the plan does not have."""
     spares = list(plan.spec.cluster.spares)
     hosts = {node: [each for each in plan.units if node in each.nodes] for unit in plan.units for node in unit.nodes}
     _require_nodes(failures, [*hosts, *spares])
@@ -70,7 +70,7 @@ def find_outages(plan: Compiled, failures: Sequence[Failure]) -> tuple[Outage, .
 
 
 def _take_spare(spares: list[str], plan: Compiled, unit: Unit) -> str | None:
-    """Remove and return the first of `spares` with the GPU type of `unit`; None if none is left."""
+    """Remove the first of `spares` that can replace a node of `unit`, and return it; None if none is left."""
     fitting = spares_with(plan.spec.cluster, plan.spec.gpu_name(unit.phase), plan.spec.kubernetes.tolerations)
     spare = next((each for each in spares if each in fitting), None)
     if spare is not None:

@@ -26,7 +26,10 @@ Units = frozenset[str]
 
 @dataclass(frozen=True)
 class Outage:
-    """A unit's outage after a node failed, from `since` until it serves again on a spare; `until` None: all day."""
+    """A unit's outage after a node failed, from minute `since` of the day until it serves again on a spare at `until`.
+
+    `until` is None if the unit stays out for the rest of the day.
+    """
 
     unit: str
     node: str
@@ -48,7 +51,7 @@ class Load:
 
 @dataclass(frozen=True)
 class UnitCounts:
-    """The units of one phase at one minute: how many serve, stop and fail, and how many nodes they take."""
+    """The units of one phase at one minute: how many serve, stop and fail, and the number of their nodes."""
 
     serving: int
     stopped: int = 0  # units that stopped in this minute and may finish their requests
@@ -58,12 +61,12 @@ class UnitCounts:
 
 
 class Fleet(Protocol):
-    """Says how many units of each phase serve at each minute of a day: as planned, or scaled by load."""
+    """The units of each phase that serve at each minute of a day: as planned, or scaled by load."""
 
     drain_s: float
 
     def units_at(self, minute: int, load: Load) -> Mapping[Phase, UnitCounts]:
-        """Return the units of each phase at `minute`, given the `load` of the minute before.
+        """Return phase -> its units at `minute`, given the `load` of the minute before.
 
         Called once for each minute, in order.
         """
@@ -82,7 +85,7 @@ class PlannedFleet:
     _previous: dict[Phase, Units] = field(default_factory=dict, init=False)
 
     def units_at(self, minute: int, load: Load) -> Mapping[Phase, UnitCounts]:
-        """Return the scheduled units of each phase at `minute`, less failed ones; `load` has no effect."""
+        """Return phase -> its scheduled units at `minute`, less failed ones; `load` has no effect."""
         return {phase: self._change(phase, minute) for phase in self.serving}
 
     def _change(self, phase: Phase, minute: int) -> UnitCounts:
@@ -100,7 +103,7 @@ class PlannedFleet:
 
 
 def planned_fleet(plan: Compiled, outages: Sequence[Outage] = (), date: str | None = None) -> PlannedFleet:
-    """Return the fleet that follows the schedule of `plan` on a date or a weekday, with units failing by `outages`."""
+    """Return the fleet that follows the schedule of `plan` on `date` (or a weekday), less units that are out."""
     schedule = switching_schedule(plan)
     units = {phase: [each for each in plan.units if each.phase == phase] for phase in plan.spec.phases}
     on = {phase: _serving_units(plan, phase, date) for phase in units}
@@ -116,15 +119,15 @@ def planned_fleet(plan: Compiled, outages: Sequence[Outage] = (), date: str | No
 
 
 def switching_schedule(plan: Compiled) -> ScheduleSpec:
-    """Return the spec's schedule.
+    """Return the schedule in the spec of `plan`.
 
-    If all units are always on, return one that has the default warm-up and drain times.
+    If all units are always on, return a schedule with the default warm-up and drain times.
     """
     return plan.spec.schedule or ScheduleSpec(windows=[WindowSpec(at="00:00")])
 
 
 def _serving_units(plan: Compiled, phase: Phase, date: str | None) -> list[Units]:
-    """Return for each minute which units of `phase` should serve."""
+    """Return the units of `phase` that should serve at each minute, `[minutes]`."""
     named = {each.name for each in plan.units if each.phase == phase}
     if plan.schedule is None:
         return [frozenset(named)] * DAY_MINUTES
@@ -138,7 +141,10 @@ def _serving_units(plan: Compiled, phase: Phase, date: str | None) -> list[Units
 
 
 def _count_taken_nodes(on: Sequence[Units], nodes: Mapping[str, int], warm_up: int, drain: int) -> list[int]:
-    """Return at each minute the nodes of units that serve, will within `warm_up` minutes, or did within `drain`."""
+    """Return the number of taken nodes at each minute, `[minutes]`, from the serving units `on` at each minute.
+
+    A unit takes its `nodes` while it serves, and in the `warm_up` minutes before and `drain` minutes after.
+    """
     total = np.zeros(DAY_MINUTES, dtype=np.int64)
     for unit in sorted(frozenset[str]().union(*on)):
         serving = np.array([unit in each for each in on])

@@ -38,9 +38,10 @@ def play_day(
     fleets: tuple[Fleet, Fleet],
     on_progress: Callable[[float], None] = lambda _: None,
 ) -> Curves:
-    """Simulate a day and return its curves. `demand` is each minute's share of the day's requests.
+    """Simulate a day and return its curves. `demand` is each minute's share of a typical day's requests, `[minutes]`.
 
-    The first of `fleets` plays the day before, which only fills the queues. `on_progress` gets the fraction done.
+    The first of `fleets` plays the day before, which only fills the queues. `on_progress` is called with the
+    fraction done.
     """
     flow, minutes = _Flow(service), [Minute()]
     for round_, (fleet, step_s) in enumerate(zip(fleets, (MINUTE_S, STEP_S), strict=True)):
@@ -64,7 +65,7 @@ class _Draining:
 
 @dataclass(frozen=True)
 class _GroupCounts:
-    """How many attention groups compute prompts, and how many make tokens."""
+    """How many attention groups compute prompts, how many make tokens, and in how many units prompts are computed."""
 
     prompts: int
     tokens: int
@@ -73,7 +74,7 @@ class _GroupCounts:
 
 @dataclass
 class _Flow:
-    """The state of all queues, and its change from minute to minute."""
+    """The state of all queues. `play` changes it by one minute."""
 
     service: Service
     prompts: float = 0.0  # requests of all groups whose prompt waits or is being computed
@@ -83,7 +84,7 @@ class _Flow:
     draining: list[_Draining] = field(default_factory=list)
 
     def play(self, minute: Minute, changes: Mapping[Phase, UnitCounts], drain_s: float, step_s: float) -> Load:
-        """Simulate one minute, record it in `minute`, and return the share of each phase's capacity in use."""
+        """Simulate one minute and record it in `minute`. Return the share of each phase's capacity that is in use."""
         first, rest = self.service.prompts, self.service.tokens
         minute.nodes_on = sum(each.nodes_on for each in changes.values())
         minute.nodes_taken = sum(each.nodes_taken for each in changes.values())
@@ -104,7 +105,7 @@ class _Flow:
         return Load({first.phase: minute.prompt_busy, rest.phase: minute.kv_used})
 
     def _switch(self, minute: Minute, change: UnitCounts, drain_s: float) -> None:
-        """Take units out of service: stopped units drain their requests, and failed units' requests start again."""
+        """Take units out of service: stopped units drain their requests, and requests of failed units start again."""
         before = change.serving + change.stopped + change.lost
         if not before:
             return
@@ -119,7 +120,10 @@ class _Flow:
         self.requests -= kept + lost
 
     def _compute_prompts(self, minute: Minute, groups: _GroupCounts, asked: float, step_s: float) -> float:
-        """Admit the `asked` new requests, compute prompts for `step_s` seconds, and return how many prompts finish."""
+        """Admit some of the `asked` new requests and compute prompts for `step_s` seconds.
+
+        Return how many prompts finish.
+        """
         room = groups.tokens * self.service.tokens.max_admitted - self.requests - self.prompts
         admitted = min(asked, max(room, 0.0))
         minute.refused += asked - admitted
@@ -129,7 +133,7 @@ class _Flow:
             minute.prompt_busy, minute.prompt_wait, minute.prompt_load = 0.0, inf, inf
             self.steps = steps
         elif self.service.turns is None:
-            self.steps = min(self._step(minute, groups.prompts, arrivals / step_s, step_s), steps)
+            self.steps = min(self._compute_steps(minute, groups.prompts, arrivals / step_s, step_s), steps)
         else:
             self.steps = min(self._take_turns(minute, self.service.turns, groups, arrivals / step_s, step_s), steps)
         finished = prompts * (1 - self.steps / steps) if steps else 0.0
@@ -143,8 +147,11 @@ class _Flow:
         turns, side = self.service.turns, self.service.prompts
         return turns.pieces_per_prompt if turns else self.service.request.computed / side.step_tokens
 
-    def _step(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> float:
-        """Let each group compute prompts for `step_s` seconds, and return how many steps are left, over all prompts."""
+    def _compute_steps(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> float:
+        """Let each group compute prompts for `step_s` seconds. Return the number of steps left, over all groups.
+
+        `arrivals` is in steps a second, over all groups.
+        """
         minute.prompt_seconds = seconds = self.service.prompts.step_seconds
         each = next_steps(self.steps / groups, arrivals / groups, 1 / seconds, step_s)
         minute.prompt_busy = busy = busy_share(each)
@@ -155,7 +162,9 @@ class _Flow:
     def _take_turns(self, minute: Minute, turns: Turns, groups: _GroupCounts, arrivals: float, step_s: float) -> float:
         """Let mixed units alternate between prompts and tokens for `step_s` seconds.
 
-        Return how many prompt pieces are left.
+        Return the number of prompt pieces left.
+
+        `arrivals` is in pieces a second, over all units.
         """
         units, batch = groups.units, min(self.requests / groups.tokens, self.service.tokens.max_requests)
         token_step_seconds = self.service.tokens.step_seconds(batch)
@@ -166,7 +175,10 @@ class _Flow:
         return turn.pieces * units
 
     def _make_tokens(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> None:
-        """Generate tokens for `step_s` seconds for requests with a slot. Mixed units pause while computing prompts."""
+        """Make tokens for `step_s` seconds for requests with a place. Mixed units pause while they compute prompts.
+
+        `arrivals` is the number of requests whose prompts have just been finished.
+        """
         side, output, share = self.service.tokens, self.service.request.output, max(1 - self.computing, LEAST_SHARE)
         before, self.requests = self.requests, self.requests + arrivals
         if not groups:
@@ -182,7 +194,10 @@ class _Flow:
         minute.tpot = side.seconds(batch) / share * (each / batch if batch else 1.0)
 
     def _drain(self, minute: Minute, step_s: float) -> None:
-        """Make tokens for the requests of draining units for `step_s` seconds, and count those cut at a drain's end."""
+        """Make tokens for the requests of draining units for `step_s` seconds.
+
+        Count the requests cut at a drain's end.
+        """
         for each in self.draining:
             left = next_requests(self.service.tokens, each.requests, 0.0, self.service.request.output, step_s)
             minute.tokens += (each.requests - left) * each.groups * self.service.request.output

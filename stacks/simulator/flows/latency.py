@@ -35,7 +35,7 @@ HALVINGS = 60
 
 @dataclass(frozen=True)
 class Waits:
-    """The distribution of TTFT in each minute: at least `least` seconds, plus a random wait."""
+    """The distribution of TTFT in each minute, `[minutes]`: at least `least` seconds, plus a random wait."""
 
     least: Curve
     waiting: Curve  # share of the prompts that have a random wait
@@ -45,16 +45,16 @@ class Waits:
 
     @property
     def random_wait(self) -> Curve:
-        """Return the mean random wait of each minute, in seconds."""
+        """The mean random wait of each minute's prompts, in seconds, `[minutes]`."""
         return np.asarray(self.waiting * (self.shortest + self.longer))
 
     @property
     def mean(self) -> Curve:
-        """Return the mean TTFT of each minute, in seconds."""
+        """The mean TTFT of each minute, in seconds, `[minutes]`."""
         return np.asarray(self.least + self.random_wait)
 
     def share_within(self, seconds: float | Curve) -> Curve:
-        """Return the share of each minute's prompts whose first token comes within `seconds`."""
+        """Return the share of each minute's prompts whose first token comes within `seconds`, `[minutes]`."""
         left = seconds - self.least
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             further = np.maximum(left - self.shortest, 0) / self.longer
@@ -65,7 +65,10 @@ class Waits:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Latencies over all requests of a day, in seconds. None: no request was answered, or the SLO does not name it."""
+    """A day's latencies over all requests, in seconds.
+
+    None if no request was answered, or if the SLO does not name it.
+    """
 
     ttft_mean: float | None  # over all answered requests: the figure that `slo.ttft_ms` is about
     ttft: tuple[float | None, ...]  # at `QUANTILES`
@@ -75,7 +78,7 @@ class Latencies:
 
 
 def prompt_waits(service: Service, curves: Curves) -> Waits:
-    """Return the distribution of TTFT in each minute."""
+    """Return the distribution of TTFT in each minute of `curves`."""
     seconds = curves.prompt_seconds
     computing = service.prompts.steps_per_prompt * seconds
     if service.turns is not None:
@@ -89,18 +92,18 @@ def prompt_waits(service: Service, curves: Curves) -> Waits:
 
 
 def mean_ttft(service: Service, curves: Curves) -> Curve:
-    """Return the mean TTFT of each minute in seconds; NaN if no prompt is admitted, or no unit computes prompts."""
+    """Return the mean TTFT of each minute in seconds, `[minutes]`; NaN if no prompt is admitted or computed."""
     mean = prompt_waits(service, curves).mean
     return np.where((curves.asked > curves.refused) & np.isfinite(mean), mean, np.nan)
 
 
 def mean_tpot(curves: Curves) -> Curve:
-    """Return the mean TPOT of each minute in seconds; NaN if no token is made."""
+    """Return the mean TPOT of each minute in seconds, `[minutes]`; NaN if no token is made."""
     return np.where(curves.tokens > 0, curves.tpot, np.nan)
 
 
 def compute_latencies(service: Service, curves: Curves, slo: SloSpec) -> Latencies:
-    """Return a day's latencies, and the shares of requests and tokens within `slo`."""
+    """Return a day's latencies in seconds, and the shares of requests and of tokens that meet `slo`."""
     waits = prompt_waits(service, curves)
     came, admitted = curves.asked.sum(), curves.asked - curves.refused
     answered, is_met = admitted.sum(), admitted > 0  # a minute without units admits no request
@@ -112,15 +115,18 @@ def compute_latencies(service: Service, curves: Curves, slo: SloSpec) -> Latenci
         tpot_kept = float(curves.tokens[curves.tpot <= slo.tpot_ms / 1e3].sum() / made) if made else None
     return Latencies(
         ttft_mean=float((waits.mean[is_met] * admitted[is_met]).sum() / answered) if answered else None,
-        ttft=tuple(_quantile(waits, admitted, each) for each in QUANTILES),
+        ttft=tuple(_ttft_quantile(waits, admitted, each) for each in QUANTILES),
         tpot=tuple(_weighted_quantile(curves.tpot, curves.tokens, each) for each in QUANTILES),
         ttft_kept=ttft_kept,
         tpot_kept=tpot_kept,
     )
 
 
-def _quantile(waits: Waits, weights: Curve, quantile: float) -> float | None:
-    """Return the TTFT in seconds at `quantile` of all requests, found by bisection; None if there are no requests."""
+def _ttft_quantile(waits: Waits, weights: Curve, quantile: float) -> float | None:
+    """Return the TTFT in seconds at `quantile` of all requests, found by bisection; None without requests.
+
+    `weights` is the number of admitted requests of each minute, `[minutes]`.
+    """
     total = weights.sum()
     if not total:
         return None
@@ -138,7 +144,7 @@ def _quantile(waits: Waits, weights: Curve, quantile: float) -> float | None:
 
 
 def _weighted_quantile(values: Curve, weights: Curve, quantile: float) -> float | None:
-    """Return the value at `quantile` of the weight; None if all weights are 0."""
+    """Return the least value such that values up to it have the share `quantile` of all weight; None without weight."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])
     if not reached[-1]:

@@ -24,7 +24,7 @@ __all__ = ["Outcome", "compute_outcome", "demand_by_minute"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """A simulated day's totals. Money is in US dollars; None if the spec has no costs or no prices."""
+    """A simulated day's totals. Money is in US dollars, or None if the spec has no costs or no prices."""
 
     requests: float
     refused: float  # answered with 429
@@ -42,17 +42,20 @@ class Outcome:
 
     @property
     def mean_nodes(self) -> float:
-        """Return the mean number of nodes that are on."""
+        """The mean number of nodes that are on."""
         return self.node_hours * HOUR_MINUTES / DAY_MINUTES
 
     @property
     def margin(self) -> float | None:
-        """Return (income - cost) / income; None if there is no income."""
+        """(income - cost) / income; None if there is no income."""
         return profit_margin(self.revenue_usd, self.usd)
 
 
 def demand_by_minute(plan: Compiled, scale: float = 1.0, date: str | None = None) -> list[float]:
-    """Return each minute's requests as a share of a typical day's, for `date` (or a weekday), times `scale`."""
+    """Return each minute's requests as a share of a typical day's requests, `[minutes]`, times `scale`.
+
+    `date` is a date or a weekday; None is a typical day.
+    """
     traffic = plan.spec.traffic
     assert traffic is not None
     scale *= traffic.day_scale(date)
@@ -61,7 +64,7 @@ def demand_by_minute(plan: Compiled, scale: float = 1.0, date: str | None = None
 
 
 def compute_outcome(plan: Compiled, service: Service, curves: Curves) -> Outcome:
-    """Return the totals of a simulated day of `plan`."""
+    """Return the totals of a simulated day of `plan`, whose minutes are `curves`."""
     usd, revenue = _cost_and_income(plan, service, curves)
     return Outcome(
         requests=float(curves.asked.sum()),
@@ -81,10 +84,7 @@ def compute_outcome(plan: Compiled, service: Service, curves: Curves) -> Outcome
 
 
 def _cost_and_income(plan: Compiled, service: Service, curves: Curves) -> tuple[float | None, float | None]:
-    """Return the day's cost and income in US dollars, added up minute by minute.
-
-    None for what the spec does not price.
-    """
+    """Return the day's (cost, income) in US dollars, added up minute by minute; None for an amount without prices."""
     cost = plan.spec.cost
     if cost is None:
         return None, None
@@ -110,7 +110,7 @@ def _gpus(plan: Compiled) -> tuple[str, ...]:
 
 
 def _nodes_by_gpu(plan: Compiled, service: Service, curves: Curves) -> Sequence[dict[str, int]]:
-    """Count the paid nodes of each GPU type at each minute; spares are paid for all day."""
+    """Return GPU type -> number of paid nodes, for each minute. Spares are paid for all day."""
     common, spares = plan.spec.cluster.gpu_name, len(plan.spec.cluster.spares)
     gpus: dict[Phase, str] = {phase: plan.spec.gpu_name(phase) for phase in plan.spec.phases}
     found = []

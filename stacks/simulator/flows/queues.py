@@ -29,19 +29,20 @@ __all__ = ["busy_share", "next_requests", "next_steps", "steady_steps"]
 
 
 def busy_share(steps: float) -> float:
-    """Return the share of time that an attention group is busy while `steps` steps wait or run."""
+    """Return the share of time that an attention group is busy, rho(x), while `steps` steps of prompts wait or run."""
     return steps + 1 - sqrt(steps * steps + 1)
 
 
 def steady_steps(busy: float) -> float:
-    """Return the mean number of waiting and running steps in a steady queue that is `busy` (below 1) of the time."""
+    """Return x, the mean number of waiting and running steps in a steady queue that is `busy` (below 1) of the time."""
     return busy + busy * busy / (2 * (1 - busy))
 
 
 def next_steps(steps: float, arrivals: float, rate: float, seconds: float) -> float:
-    """Return a group's waiting and running steps after `seconds`; `arrivals` and `rate` (mu) are steps a second.
+    """Return the steps of prompts that wait or run at a group after `seconds`, from the present `steps`.
 
-    Solves x + a rho(x) = c + a for a = seconds x mu and c = steps + seconds x arrivals - a: a quadratic equation.
+    `arrivals` and `rate` (mu) are in steps a second. Solves x + a rho(x) = c + a for a = seconds x mu and c = steps
+    + seconds x arrivals - a: a quadratic equation.
     """
     a = seconds * rate
     c = steps + seconds * arrivals - a
@@ -49,9 +50,10 @@ def next_steps(steps: float, arrivals: float, rate: float, seconds: float) -> fl
 
 
 def next_requests(side: TokenSide, requests: float, arrivals: float, output: float, seconds: float) -> float:
-    """Return how many requests a group has after generating tokens for `seconds`; a request ends after `output` tokens.
+    """Return how many requests a group has after making tokens for `seconds`. A request ends after `output` tokens.
 
-    `seconds` is the time spent on tokens: in a mixed unit only a part of the time step.
+    `requests` is their present number, and `arrivals` is in requests a second. `seconds` is the time spent on
+    tokens: in a mixed unit only a part of the time step.
     """
     target, per_end = requests + seconds * arrivals, seconds / output
     numbers, steps = side.requests, side.token_seconds

@@ -64,23 +64,24 @@ class TokenSide:
     tokens_per_step: float = 1.0  # tokens that a request gets in a step: more than 1 with drafts
 
     def seconds(self, requests: float) -> float:
-        """Return the seconds per token while a group has `requests`, interpolated in the table."""
+        """Return the seconds per token while a group has `requests` requests, interpolated in the table."""
         above = min(max(bisect_left(self.requests, requests), 1), len(self.requests) - 1)
         low, high = self.requests[above - 1], self.requests[above]
         part = min(max((requests - low) / (high - low), 0.0), 1.0)
         return self.token_seconds[above - 1] + part * (self.token_seconds[above] - self.token_seconds[above - 1])
 
     def step_seconds(self, requests: float) -> float:
-        """Return the seconds of a whole decode step while a group has `requests`.
+        """Return the seconds of a whole decode step while a group has `requests` requests.
 
-        With fewer than one request on average, some steps have none and take no time: this is the mean over all steps.
+        With fewer than one request on average, some steps have none and take no time: this is the mean over all
+        steps.
         """
         return min(requests, 1.0) * self.tokens_per_step * self.seconds(requests)
 
 
 @dataclass(frozen=True)
 class Service:
-    """The speed of a deployment's prompts and tokens, and the traffic that it gets."""
+    """The capacity of a deployment for prompts and for tokens, and the traffic that it gets."""
 
     prompts: PromptSide
     tokens: TokenSide
@@ -91,12 +92,15 @@ class Service:
 
     @property
     def requests_per_day(self) -> float:
-        """Return the number of requests of a typical day."""
+        """The number of requests of a typical day."""
         return self.input_tokens / self.request.prompt
 
 
 def build_service(plan: Compiled, level: Level = "mid") -> Service:
-    """Return the capacity of the units of `plan`, which must have traffic and known speeds."""
+    """Return the capacity of all units of `plan` at a level of its predicted speed.
+
+    The plan must have traffic and speeds.
+    """
     traffic = plan.spec.traffic
     assert traffic is not None
     outlooks = {each.phase: each for each in plan.speed}
@@ -113,7 +117,7 @@ def build_service(plan: Compiled, level: Level = "mid") -> Service:
 
 
 def _mean_request(traffic: TrafficSpec, prompts: Case, tokens: Case) -> RequestMeans:
-    """Return the mean request. Prompt and KV are the operating point's, cache hits and output the traffic's."""
+    """Return the mean request. Prompt and KV are the operating point's; cache hits and output are the traffic's."""
     prompt = prompts.point.prompt_tokens
     output = traffic.output_tokens / (traffic.input_tokens / prompt)
     return RequestMeans(prompt, prompt * (1 - traffic.cache_hit_rate), output, tokens.point.kv_tokens)

@@ -18,7 +18,7 @@ __all__ = ["Turn", "Turns", "next_pieces"]
 
 @dataclass(frozen=True)
 class Turns:
-    """The seconds of a mixed unit's turn (a batch of prompts, then a step of tokens) at different loads."""
+    """The seconds that a mixed unit's turn (a batch of prompts, then a step of tokens) takes at different loads."""
 
     pieces_per_prompt: float
     loads: tuple[float, ...]  # pieces that arrive during a turn, ascending
@@ -30,13 +30,13 @@ class Turns:
         return load * (1 + busy_share(load) / 2)
 
     def rate(self, place: int, token_step_seconds: float) -> float:
-        """Return the pieces computed in a second at the load `loads[place]`."""
+        """Return the prompt pieces computed per second at the load `loads[place]`."""
         return self.loads[place] / (self.prompt_seconds[place] + token_step_seconds)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The state of a mixed unit at one moment."""
+    """The state of a mixed unit at one moment: the pieces of prompts at the unit, and the turn that it takes."""
 
     pieces: float  # pieces that wait or are being computed
     load: float  # pieces that arrive during a turn; at most a full turn's
@@ -46,19 +46,20 @@ class Turn:
 
     @property
     def computing(self) -> float:
-        """Return the share of the time spent on prompts, in which no request gets a token."""
+        """The share of the time that the unit spends on prompts. Meanwhile no request gets a token."""
         return self.busy * self.prompt_seconds / self.seconds
 
     @property
     def mean_wait_s(self) -> float:
-        """Return the mean seconds that a piece of a prompt waits for its turn."""
+        """The mean seconds that a piece of a prompt waits for its turn."""
         return max(self.pieces / self.load - 1, 0.0) * self.seconds if self.load else 0.0
 
 
 def next_pieces(turns: Turns, pieces: float, arrivals: float, token_step_seconds: float, seconds: float) -> Turn:
-    """Return a mixed unit's state after `seconds`, given its present `pieces`, and `arrivals` in pieces a second.
+    """Return a mixed unit's state after `seconds`, from its present `pieces`; `arrivals` is in pieces a second.
 
-    The equation is solved for the state at the end (implicit Euler), so any time step is stable and no piece gets lost.
+    The equation is solved for the state at the end (implicit Euler), so any time step is stable and no piece gets
+    lost.
     """
     target, last = pieces + seconds * arrivals, len(turns.loads) - 1
 
@@ -68,18 +69,20 @@ def next_pieces(turns: Turns, pieces: float, arrivals: float, token_step_seconds
 
     above = bisect_left(range(last + 1), target, key=target_at)
     if above > last:
-        return _turn(turns, last, 0.0, token_step_seconds, target - seconds * turns.rate(last, token_step_seconds))
+        return _interpolate_turn(
+            turns, last, 0.0, token_step_seconds, target - seconds * turns.rate(last, token_step_seconds)
+        )
     if above == 0:
         part = target / target_at(0)
-        return _turn(turns, 0, part - 1, token_step_seconds, part * turns.pieces_present(0))
+        return _interpolate_turn(turns, 0, part - 1, token_step_seconds, part * turns.pieces_present(0))
     low, high = target_at(above - 1), target_at(above)
     part = (target - low) / (high - low)
     first, rest = turns.pieces_present(above - 1), turns.pieces_present(above)
-    return _turn(turns, above - 1, part, token_step_seconds, first + part * (rest - first))
+    return _interpolate_turn(turns, above - 1, part, token_step_seconds, first + part * (rest - first))
 
 
-def _turn(turns: Turns, place: int, part: float, token_step_seconds: float, pieces: float) -> Turn:
-    """Return the unit's state at the fraction `part` of the way from `loads[place]` to the next load."""
+def _interpolate_turn(turns: Turns, place: int, part: float, token_step_seconds: float, pieces: float) -> Turn:
+    """Return the state of a unit with `pieces`, at the fraction `part` of the way from `loads[place]` to the next."""
     if part < 0:
         load, prompts = (1 + part) * turns.loads[place], turns.prompt_seconds[place]
     else:

@@ -39,7 +39,7 @@ MAX_LINES = 4  # whose colours readers tell apart
 
 @dataclass(frozen=True)
 class _Panel:
-    """What one figure draws of each variant: a value for each minute of the day."""
+    """One figure of the page: a title, and the value that it draws of each variant for each minute of the day."""
 
     title: str
     unit: str
@@ -50,12 +50,15 @@ class _Panel:
 
 
 def day_page(columns: Sequence[DayColumn]) -> str:
-    """Return the HTML page of the first variant's plan, which begins with the simulated days of all variants."""
+    """Return the HTML page of the first variant's plan. It begins with the simulated days of all variants."""
     return plan_page(columns[0].day.plan.plan, more=[_section(columns)])
 
 
 def draw_days(columns: Sequence[DayColumn], path: Path) -> None:
-    """Draw all variants into the file at `path`, whose ending is the format. Raises OutputError if that fails."""
+    """Draw the days of all variants into the file at `path`, in the format of its suffix.
+
+    Raises OutputError if that fails.
+    """
     plan = columns[0].day.plan.plan
     write_result(path, draw_sections(plan, None, [_section(columns)], path.suffix.removeprefix(".")))
 
@@ -88,7 +91,7 @@ def _draw(panel: _Panel, columns: Sequence[DayColumn], heads: Sequence[str]) -> 
         for number, (column, head) in enumerate(zip(columns[:MAX_LINES], heads, strict=False)):
             drawn.append((f"variant{number}", panel.value(column.day.services["mid"], column.day.curves["mid"])))
             legend[f"variant{number}"] = head
-    lines = [line for kind, curve in drawn for line in _lines(kind, curve)]
+    lines = [line for kind, curve in drawn for line in _stretches(kind, curve)]
     for promised in sorted({each for column in columns if (each := panel.promised(column.day.plan.spec.slo))}):
         lines.append(Line("promise", ((0, promised), (DAY_MINUTES, promised))))
         legend["promise"] = "promised (slo)"
@@ -99,7 +102,7 @@ def _draw(panel: _Panel, columns: Sequence[DayColumn], heads: Sequence[str]) -> 
         labels=HOURS,
         areas=(),
         lines=lines,
-        table=_by_hour([(legend[kind], curve) for kind, curve in drawn]),
+        table=_hourly_table([(legend[kind], curve) for kind, curve in drawn]),
         legend=legend,
         y_title=panel.unit,
         note=f"The figures of {left} more are in the first table." if left > 0 else "",
@@ -107,8 +110,11 @@ def _draw(panel: _Panel, columns: Sequence[DayColumn], heads: Sequence[str]) -> 
     )
 
 
-def _lines(kind: str, curve: Curve) -> Iterator[Line]:
-    """Yield a line for each stretch of minutes that have a value. Minutes in a row with the same value are joined."""
+def _stretches(kind: str, curve: Curve) -> Iterator[Line]:
+    """Yield a line for each stretch of minutes with a value.
+
+    Neighbouring minutes with the same value are one segment.
+    """
     known = np.isfinite(curve)
     edges = np.flatnonzero(np.diff(np.concatenate(([False], known, [False])).astype(int)))
     for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
@@ -121,8 +127,8 @@ def _lines(kind: str, curve: Curve) -> Iterator[Line]:
         )
 
 
-def _by_hour(curves: Sequence[tuple[str, Curve]]) -> Table:
-    """Return the mean of each hour; minutes without a value do not count."""
+def _hourly_table(curves: Sequence[tuple[str, Curve]]) -> Table:
+    """Return a table with the mean of each curve in each hour. Minutes without a value do not count."""
     rows = []
     for begin in range(0, DAY_MINUTES, HOUR_MINUTES):
         hours = [curve[begin : begin + HOUR_MINUTES] for _, curve in curves]

@@ -21,7 +21,7 @@ MILLI = 1e3
 
 
 def simulation_json(columns: Sequence[DayColumn]) -> dict[str, Any]:
-    """Return the JSON document of all columns."""
+    """Return the simulated days of all columns as a JSON document."""
     first = columns[0].day
     return {"name": first.plan.spec.name, "date": first.date, "columns": [_column(each) for each in columns]}
 
@@ -44,7 +44,7 @@ def _column(column: DayColumn) -> dict[str, Any]:
 
 
 def _curves(column: DayColumn) -> dict[str, list[float | None]]:
-    """Return each minute's figures at the expected speed; latencies are means over the minute."""
+    """Return name -> value of each minute, at the expected speed. Latencies are means over the minute."""
     service, curves = column.day.services["mid"], column.day.curves["mid"]
     found = {name: _curve(getattr(curves, name)) for name in CURVES}
     found["ttft_ms"] = _curve(mean_ttft(service, curves) * MILLI)
@@ -57,5 +57,5 @@ def _curve(curve: Curve) -> list[float | None]:
 
 
 def round_figure(value: float | None) -> float | None:
-    """Return a figure rounded to its significant digits; None for NaN and for infinity."""
+    """Return a figure rounded to `DIGITS` significant digits; None for NaN and for infinity."""
     return None if value is None or not isfinite(value) else float(f"{value:.{DIGITS}g}")

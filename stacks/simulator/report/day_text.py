@@ -19,7 +19,7 @@ MAX_STRETCHES = 6
 
 
 def simulation_text(columns: Sequence[DayColumn]) -> str:
-    """Return the table of simulated days, and notes below it."""
+    """Return the table of simulated days, with notes below it."""
     plan = columns[0].day.plan
     clock = plan.schedule.timezone if plan.schedule else "UTC"
     heads, long = shorten_titles([each.variant.title for each in columns])
@@ -37,7 +37,10 @@ def simulation_text(columns: Sequence[DayColumn]) -> str:
 
 
 def describe_day(column: DayColumn) -> str:
-    """Return a line that names the requested date, and the day simulated instead if the spec lacks that date."""
+    """Return the words for the simulated day.
+
+    If the spec has nothing about the requested date, they say what day it is.
+    """
     date, spec = column.day.date, column.day.plan.spec
     if date is None:
         return "one day"
@@ -51,17 +54,17 @@ def describe_day(column: DayColumn) -> str:
 
 
 def figure_rows(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the table's rows, heads first.
+    """Yield the table's rows, the heading first.
 
-    One variant has a column for each of three speeds. Several variants have one each, at the expected speed.
+    A single variant has a column for each of three speeds. Several variants have one each, at the expected speed.
     """
     if len(columns) == 1:
-        return _range_rows(columns[0])
+        return _speed_rows(columns[0])
     return table_rows(FIGURES, heads, [each.day.outcomes["mid"] for each in columns])
 
 
-def _range_rows(column: DayColumn) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of one variant's table: its figures at the expected, slowest and fastest speed."""
+def _speed_rows(column: DayColumn) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of one variant's table: a heading, then each figure at the expected, slowest and fastest speed."""
     yield "", "expected", "slowest", "fastest"
     for figure in FIGURES:
         mid, low, high = (figure.value(column.day.outcomes[level]) for level in ("mid", "low", "high"))
@@ -71,7 +74,7 @@ def _range_rows(column: DayColumn) -> Iterator[tuple[str, ...]]:
 
 
 def day_notes(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[str]:
-    """Yield the table's notes: how SLO attainment is counted, that speeds are predicted, each column's notes."""
+    """Yield the notes below the table: how SLO attainment is counted, that speeds are predicted, and on each column."""
     kept = (each.day.outcomes["mid"].latencies for each in columns)
     if any(each.ttft_kept is not None or each.tpot_kept is not None for each in kept):
         yield "Requests are kept if the first token comes within slo.ttft_ms, tokens if they come within slo.tpot_ms."
@@ -110,7 +113,7 @@ def _column_notes(column: DayColumn) -> Iterator[str]:
 
 
 def _explain_refusals(demand: Sequence[PhaseLoad]) -> str:
-    """Return the reason why requests were refused: which phase is full."""
+    """Return the reason why requests were refused, which names the phase that is full."""
     loads = {load.phase: load.load for load in demand}
     if "mixed" in loads:
         return "units have as many requests as they take"
@@ -120,7 +123,7 @@ def _explain_refusals(demand: Sequence[PhaseLoad]) -> str:
 
 
 def _minute_ranges(marked: NDArray[np.bool_]) -> str:
-    """Return the times of the `marked` minutes of a day: `10:30-11:10, 14:20-17:00`."""
+    """Return the times of the `marked` minutes of a day as text, such as `10:30-11:10, 14:20-17:00`."""
     if marked.all():
         return "all day"
     edges = np.flatnonzero(np.diff(np.concatenate(([False], marked, [False])).astype(int)))

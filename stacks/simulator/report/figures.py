@@ -19,7 +19,7 @@ Subject = TypeVar("Subject")
 
 @dataclass(frozen=True)
 class Figure(Generic[Subject]):
-    """One row of a table of results: its names, value and format."""
+    """One row of a table of results: its name in JSON, its title, and how its value is computed and written."""
 
     name: str
     title: str
@@ -29,7 +29,10 @@ class Figure(Generic[Subject]):
     has_zeros: bool = False  # whether a row of zeros is shown, as for a promise that is never kept
 
     def is_shown(self, values: Sequence[float | None]) -> bool:
-        """Return whether to show the row: a value is not 0, or a figure exists for some columns only."""
+        """Return whether to show the row: some value is not 0, or only some columns have a value.
+
+        With `has_zeros`, also if every column has a value.
+        """
         return any(values) or 0 < values.count(None) < len(values) or (self.has_zeros and None not in values)
 
 
@@ -74,7 +77,7 @@ FIGURES: tuple[Figure[Outcome], ...] = (
 def table_rows(
     figures: Sequence[Figure[Subject]], titles: Sequence[str], outcomes: Sequence[Subject]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield a table's rows: the columns' titles, then each figure that is worth showing for one of `outcomes`."""
+    """Yield a table's rows: the columns' titles, then each figure that is worth showing, with a value per outcome."""
     yield "", *titles
     for figure in figures:
         values = [figure.value(each) for each in outcomes]
@@ -83,7 +86,10 @@ def table_rows(
 
 
 def shorten_titles(titles: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return titles that fit over columns: `[1]`, `[2]` for long ones. Then also return a line `[1] TITLE` for each."""
+    """Return (titles over the columns, notes).
+
+    If a title is long, the columns are `[1]`, `[2]`, and notes are `[1] TITLE`.
+    """
     if len(titles) == 1 or max(map(len, titles)) <= MAX_TITLE:
         return list(titles), []
     numbers = [f"[{number}]" for number in range(1, len(titles) + 1)]
@@ -91,7 +97,7 @@ def shorten_titles(titles: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def format_figure(figure: Figure[Subject], value: float | None) -> str:
-    """Return a value of `figure` as the table writes it; `-` for None."""
+    """Return a value of `figure` as the table writes it: `-` for None, `never` for infinity."""
     if value is None:
         return NO_VALUE
     return format(value * figure.factor, figure.form) if isfinite(value) else NEVER

@@ -29,7 +29,7 @@ MAX_COLUMNS = 3  # of the legend
 
 
 def require_plot(path: Path) -> None:
-    """Raises CallError if the file's suffix is not one of a picture, and OutputError if Matplotlib is not installed."""
+    """Raise CallError if `path` has no suffix of a picture, and OutputError if Matplotlib is not installed."""
     if path.suffix not in SUFFIXES:
         rule, reason = f"R408 must end in {', '.join(SUFFIXES)}", "the ending says which kind of picture it is"
         raise CallError([Finding("--plot", str(path), rule, reason, for_example("day.png")).at("tidemill simulate")])
@@ -37,7 +37,7 @@ def require_plot(path: Path) -> None:
 
 
 def draw_traces(columns: Sequence[ReplayColumn], path: Path) -> None:
-    """Draw the results of played traces into the file at `path`. Raises OutputError if it cannot be written."""
+    """Draw the results of played traces into the file at `path`. Raises OutputError if the file cannot be written."""
     figure = _figure()
     queue, running, room, latency = figure.subplots(4, 1)
     for index, column in enumerate(columns):
@@ -80,7 +80,7 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _add_legend(figure: Any, lines: Sequence[Any], titles: Sequence[str], head: str) -> None:
-    """Add the head, and the legend under all panels."""
+    """Add the title `head` above all panels, and the legend below them."""
     figure.legend(
         lines[: len(titles)], titles, loc="outside lower center", ncols=min(len(titles), MAX_COLUMNS), frameon=False
     )

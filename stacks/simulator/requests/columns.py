@@ -25,7 +25,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ReplayColumn:
-    """The result of one variant with one balancer."""
+    """The result of playing a trace on one variant's plan with one balancer."""
 
     title: str
     variant: Variant
@@ -45,11 +45,14 @@ class ReplayColumn:
 
     @property
     def prompt_tokens(self) -> int:
-        """Return the prompt tokens of all answered requests."""
+        """The number of prompt tokens over all answered requests."""
         return sum(job.prompt for job in self.replay.jobs)
 
     def share_kept(self, values: Values, promised_ms: float | None) -> float | None:
-        """Return the share of requests whose latency is within `promised_ms`; None without promise or requests."""
+        """Return the share of requests whose latency, of `values` in seconds, is within `promised_ms`.
+
+        Refused requests count as missed. None without a promise or requests.
+        """
         came = self.replay.refused + len(self.replay.jobs)
         if promised_ms is None or not came:
             return None
@@ -57,7 +60,7 @@ class ReplayColumn:
         return float(np.mean(values <= promised_ms / 1e3)) * (1 - lost) if len(values) else 1 - lost
 
     def rate_per_s(self, tokens: Callable[[Replay], float]) -> float:
-        """Return `tokens(replay)` divided by the seconds until the last request was done."""
+        """Return `tokens(replay)` per second, over the seconds until the last request was done."""
         return tokens(self.replay) / self.replay.seconds if self.replay.seconds else 0.0
 
 
@@ -69,10 +72,9 @@ def play_traces(
     window: tuple[float, float],
     on_progress: Callable[[str, float], None] = lambda _, __: None,
 ) -> tuple[tuple[ReplayColumn, ...], tuple[Finding, ...]]:
-    """Play the part of `trace` in `window` (seconds) with each variant of `spec` and each balancer.
+    """Return (columns, errors): the results of playing a trace, and the errors of variants that cannot be planned.
 
-    Return the results, and the errors of variants that cannot be planned.
-
+    Plays the part of `trace` in `window` (start and end in seconds) with each variant of `spec` and each balancer.
     Raises CallError if no request is in the window, and the same errors as `play_days`.
     """
     if not select_window(trace, *window):

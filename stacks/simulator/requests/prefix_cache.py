@@ -23,7 +23,7 @@ Blocks = OrderedDict[int, None]  # the least recently used first
 
 
 class PrefixCache:
-    """A prefix cache with room for `memory_blocks` (None: all) in memory and `disk_blocks` on disks."""
+    """A prefix cache with room for `memory_blocks` blocks in memory (None: any number) and `disk_blocks` on disks."""
 
     def __init__(self, memory_blocks: int | None = None, disk_blocks: int = 0) -> None:
         self._tiers: tuple[Blocks, Blocks] = OrderedDict(), OrderedDict()
@@ -31,7 +31,7 @@ class PrefixCache:
         self._hashes: dict[int, int] = {}  # place in the table -> block
 
     def hits(self, blocks: Sequence[int], prompt_tokens: int) -> int:
-        """Return how many tokens at the beginning of a prompt are cached.
+        """Return how many tokens at the beginning of a prompt are cached. `blocks` are the ids of the prompt's blocks.
 
         The last token is always computed, since its logits are needed.
         """
@@ -39,7 +39,7 @@ class PrefixCache:
         return max(min(next(missing, len(blocks)) * BLOCK_TOKENS, prompt_tokens - 1), 0)
 
     def keep(self, blocks: Sequence[int]) -> None:
-        """Keep the blocks of a prompt that has been computed. A prompt's last blocks are evicted first."""
+        """Keep the blocks of a prompt that has been computed. Of one prompt, the last blocks are evicted first."""
         num_twice = self._count_used_before(blocks)
         memory, disk = self._tiers
         for number, block in reversed(list(enumerate(blocks))):
@@ -51,7 +51,7 @@ class PrefixCache:
                 tier.popitem(last=False)
 
     def _count_used_before(self, blocks: Sequence[int]) -> int:
-        """Return how many blocks up to the prompt's last one that was used before, then mark all as used."""
+        """Return how many blocks the prompt has up to its last one that was used before. Then mark all as used."""
         num_places = HASHES_PER_BLOCK * self._sizes[1]
         if not num_places:
             return 0
@@ -62,7 +62,7 @@ class PrefixCache:
 
 
 def planned_cache(plan: Compiled) -> PrefixCache:
-    """Return an empty cache as large as the memory and disks of all units that compute prompts."""
+    """Return an empty cache as large as the memory and disks for KV of all units that compute prompts."""
     spec, phase = plan.resolved, plan.resolved.phases[0]
     kept, section = spec.written.kv_cache, spec.phase(phase)
     if kept.memory is None:

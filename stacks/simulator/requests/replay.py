@@ -56,7 +56,7 @@ class Sample:
 
 @dataclass
 class Replay:
-    """The result of playing a trace."""
+    """The result of playing a trace: its requests as they were done or refused, and samples of the queues."""
 
     policy: Policy
     jobs: list[Job] = field(default_factory=list)  # in the order in which they were done
@@ -70,7 +70,7 @@ class Replay:
 
 @dataclass
 class _Units:
-    """All units, and the transfer of KV from prompt units to token units."""
+    """The simulated units, and how long KV travels from prompt units to token units."""
 
     prompts: dict[str, PromptUnit] = field(default_factory=dict)
     tokens: dict[str, TokenUnit] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def replay(
     on_progress: Callable[[float], None] = lambda _: None,
     speeds: Mapping[Phase, PhaseSpeed] | None = None,
 ) -> Replay:
-    """Simulate the requests of `trace`, which is ordered by time and not empty, and return the result.
+    """Return the result of playing the requests of `trace`, which is ordered by time and not empty.
 
     `speeds` are measured speeds of the plan's phases; without them, the speeds predicted at `level` are used.
     """
@@ -119,7 +119,10 @@ class _Loop:
         self._turn = 0
 
     def run(self, on_progress: Callable[[float], None]) -> None:
-        """Simulate all events until the trace's last request is done."""
+        """Simulate all events until the trace's last request is done.
+
+        `on_progress` is called with the fraction done.
+        """
         last = self._trace[-1].at or 1.0
         for number in range(SAMPLES):
             self._schedule((number + 1) * last / SAMPLES, self._sample)
@@ -168,7 +171,7 @@ class _Loop:
             self._begin_step(request.at, chosen.first.unit)
 
     def _begin_step(self, now: float, name: str) -> None:
-        """Begin a unit's next step of prompts. A mixed unit's decode steps are delayed by it."""
+        """Begin the next step of prompts of the unit `name`. In a mixed unit it delays the steps of tokens."""
         seconds = self._units.prompts[name].begin()
         turn = seconds
         if self._units.is_mixed:
@@ -196,7 +199,7 @@ class _Loop:
         self._schedule_change(now, name)
 
     def _schedule_change(self, now: float, name: str) -> None:
-        """Schedule a token unit's next change. The one scheduled before is dropped."""
+        """Schedule the next change of the token unit `name`, in place of the one that was scheduled before."""
         self._versions[name] += 1
         when = self._units.tokens[name].next_change(now)
         if when is not None:
@@ -230,7 +233,7 @@ class _Loop:
 
 
 def _build_units(plan: Compiled, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
-    """Return the units of `plan` at the given speeds, with no requests yet."""
+    """Return the units of `plan` with the given speeds. They have no requests yet."""
     found = _Units()
     for phase, speed in speeds.items():
         found.is_mixed |= phase == "mixed"
@@ -246,7 +249,7 @@ def _build_units(plan: Compiled, speeds: Mapping[Phase, PhaseSpeed]) -> _Units:
 
 
 def _build_ranks(plan: Compiled, phase: Phase, unit: str) -> list[Rank]:
-    """Return the attention groups of a unit, with no requests yet."""
+    """Return a unit's ranks, one for each attention group. They have no requests yet."""
     section = plan.spec.phase(phase)
     unlimited = section.max_requests * section.max_request_tokens
     room = next((each.kv_tokens for each in plan.memory if each.phase == phase), unlimited)

@@ -27,7 +27,10 @@ LEAST_CONTEXT = 64.0
 
 @dataclass(frozen=True)
 class StepTable:
-    """The seconds of a step at each point of three ascending axes; a value beyond an axis counts as the axis's end."""
+    """The seconds of a step at each point of three ascending axes.
+
+    A value beyond an axis counts as the end of that axis.
+    """
 
     loads: tuple[float, ...]
     contexts: tuple[float, ...]
@@ -35,7 +38,7 @@ class StepTable:
     seconds: tuple[float, ...]  # the last axis varies fastest
 
     def seconds_at(self, load: float, context: float, fullness: float) -> float:
-        """Return the seconds at a point, interpolated linearly between the eight table points around it."""
+        """Return a step's seconds, interpolated linearly between the eight points of the table around these values."""
         axes = (self.loads, load), (self.contexts, context), (self.fullness, fullness)
         (i, x), (j, y), (k, z) = (_locate(axis, value) for axis, value in axes)
         rows, columns = len(self.contexts), len(self.fullness)
@@ -52,7 +55,7 @@ CORNERS = tuple(product((0, 1), repeat=3))
 
 @dataclass(frozen=True)
 class PhaseSpeed:
-    """The speed of a phase's units: the seconds of their prefill steps, of their decode steps, or of both."""
+    """The speed of a phase's units: tables of the seconds of their prefill steps, their decode steps, or both."""
 
     prompts: StepTable | None
     tokens: StepTable | None
@@ -62,7 +65,7 @@ class PhaseSpeed:
 
 
 def predicted_speeds(plan: Compiled, level: Level) -> dict[Phase, PhaseSpeed]:
-    """Return the predicted speed of each phase of `plan`."""
+    """Return phase -> its predicted speed in `plan`, at `level` of the predicted range."""
     found = {}
     for outlook in plan.speed:
         phase, prediction, point = outlook.phase, outlook.prediction, known_case(outlook).point
@@ -78,7 +81,7 @@ def predicted_speeds(plan: Compiled, level: Level) -> dict[Phase, PhaseSpeed]:
 
 
 def _token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
-    """Return a table of seconds per token over a group's requests (up to `most`) and each request's KV tokens."""
+    """Return a table of seconds per token, over a group's requests (up to `most`) and the KV tokens of each request."""
     case = known_case(outlook)
     return _table(
         _geometric(1.0, max(most, 2.0)),
@@ -87,7 +90,7 @@ def _token_table(outlook: PhaseOutlook, level: Level, most: float) -> StepTable:
 
 
 def _prompt_table(outlook: PhaseOutlook, level: Level) -> StepTable:
-    """Return a table of seconds per prefill step over a group's tokens and the KV tokens that each of them reads."""
+    """Return a table of seconds per prefill step, over a group's tokens and the KV tokens that each of them reads."""
     case = known_case(outlook)
     prompt = max(case.point.computed_tokens, 1.0)
     return _table(
@@ -107,6 +110,6 @@ def _geometric(first: float, last: float) -> tuple[float, ...]:
 
 
 def _locate(axis: Sequence[float], value: float) -> tuple[int, float]:
-    """Return the index of the axis point below `value`, and the fraction of the way to the next point."""
+    """Return (index of the axis point below `value`, fraction of the way to the next point)."""
     low = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
     return low, min(max((value - axis[low]) / (axis[low + 1] - axis[low]), 0.0), 1.0)

@@ -18,7 +18,7 @@ WINDOW = re.compile(r"(?P<start>\d+(?:\.\d+)?)-(?P<end>\d+(?:\.\d+)?)")
 
 
 def read_trace(path: Path) -> tuple[TraceRequest, ...]:
-    """Return the requests in the file at `path`, by time. Raises CallError if it is unreadable or no trace."""
+    """Return the requests in the file at `path`, by time. Raises CallError if the file is unreadable or no trace."""
     try:
         return parse_trace(read_file(path, MAX_TRACE_BYTES))
     except OSError as error:
@@ -29,7 +29,7 @@ def read_trace(path: Path) -> tuple[TraceRequest, ...]:
 
 
 def read_window(text: str) -> tuple[float, float]:
-    """Return start and end in seconds of a window such as `600-1200`. Raises CallError if `text` is no window."""
+    """Return (start, end) in seconds of a window such as `600-1200`. Raises CallError if `text` is no window."""
     matched = WINDOW.fullmatch(text)
     if matched is None or float(matched["start"]) >= float(matched["end"]):
         rule, reason = "R413 must be START-END, in seconds", "it is counted from the trace's first request"
@@ -38,5 +38,5 @@ def read_window(text: str) -> tuple[float, float]:
 
 
 def select_window(requests: Sequence[TraceRequest], start: float, end: float, scale: float = 1.0) -> list[TraceRequest]:
-    """Return the requests between the seconds `start` and `end`, retimed to come `scale` times as fast."""
+    """Return the requests between the seconds `start` and `end`, with times from 0 on that are divided by `scale`."""
     return [replace(each, at=(each.at - start) / scale) for each in requests if start <= each.at < end]

@@ -27,7 +27,7 @@ SLACK = 1e-6  # tokens: tolerance for rounded sums
 
 @dataclass(eq=False)
 class Job:
-    """A simulated request in progress."""
+    """A simulated request, from its arrival at the gateway to its last token."""
 
     at: float
     prompt: int
@@ -60,7 +60,7 @@ class Rank:
     kv: float = 0.0  # tokens of KV in use when the unit's clock was `as_of`
 
     def change(self, work: Work, num_waiting: int = 0) -> None:
-        """Add `work` (negative to subtract) and `num_waiting` requests to the gateway's load count for this rank."""
+        """Add `work` (negative to subtract) and `num_waiting` requests to the load that the gateway counts here."""
         old = self.load
         self.load = RankLoad(old.unit, old.rank, old.phase, old.work + work, old.limits, old.num_waiting + num_waiting)
 
@@ -81,7 +81,7 @@ class PromptUnit:
 
     @property
     def is_stepping(self) -> bool:
-        """True while the unit computes a step."""
+        """Whether the unit is computing a step."""
         return bool(self._step_jobs)
 
     @property
@@ -96,8 +96,8 @@ class PromptUnit:
         self._busy.add(job.prompt_rank)
 
     def begin(self) -> float:
-        """Begin a step of prompts and return how many seconds it takes; 0 if no prompt waits."""
-        taken = [self._take(rank) for rank in sorted(self._busy, key=lambda rank: rank.load.key)]
+        """Begin a step of prompts. Return the seconds that it takes; 0 if no prompt waits."""
+        taken = [self._take_prompts(rank) for rank in sorted(self._busy, key=lambda rank: rank.load.key)]
         if not taken:
             return 0.0
         most = max(tokens for tokens, _ in taken)
@@ -105,7 +105,7 @@ class PromptUnit:
         return self._table.seconds_at(most, max(pairs for _, pairs in taken) / most, mean / most)
 
     def end(self) -> list[Job]:
-        """End the step and return the requests whose prompts are finished."""
+        """End the step. Return the requests whose prompts are now computed."""
         finished = []
         for job, tokens in self._step_jobs:
             rank = job.prompt_rank
@@ -120,10 +120,10 @@ class PromptUnit:
         self._step_jobs = []
         return finished
 
-    def _take(self, rank: Rank) -> tuple[int, int]:
-        """Take what one rank computes of its prompts in this step.
+    def _take_prompts(self, rank: Rank) -> tuple[int, int]:
+        """Add to this step the prompt tokens that one rank computes in it.
 
-        Return the number of tokens and of query-key pairs.
+        Return how many (tokens, query-key pairs).
         """
         left, pairs = self._step_tokens, 0
         for job in rank.prompts:
@@ -137,7 +137,7 @@ class PromptUnit:
 
 
 class TokenUnit:
-    """A simulated unit that makes tokens."""
+    """A simulated unit that makes tokens for requests whose prompts are computed."""
 
     def __init__(self, ranks: list[Rank], table: StepTable, tokens_per_step: float) -> None:
         self.ranks = ranks
@@ -170,7 +170,7 @@ class TokenUnit:
         return self._tokens_per_step * self.token_seconds
 
     def advance(self, now: float) -> None:
-        """Advance the unit's clock to `now`, with the tokens and KV made until then."""
+        """Advance the unit's clock to the time `now`, and add the tokens and KV made since its last time."""
         if self.token_seconds:
             tokens = (now - self._clock_time) / self.token_seconds
             self._tokens += tokens
@@ -179,18 +179,18 @@ class TokenUnit:
         self._clock_time = now
 
     def pause(self, now: float, seconds: float) -> None:
-        """Lengthen each decode step from `now` on by `seconds`, which a mixed unit spends on prompts."""
+        """From the time `now` on, lengthen each decode step by `seconds`, which a mixed unit spends on prompts."""
         self.advance(now)
         self._pause_s = seconds / self._tokens_per_step
 
     def add(self, now: float, job: Job) -> None:
-        """Queue a request at its rank. It gets tokens from the next step on if the rank has room for it."""
+        """Queue a request at its rank. If the rank has room, the request gets tokens from the next step on."""
         self.advance(now)
         job.token_rank.queue.append(job)
         self._start_queued(job.token_rank)
 
     def end(self, now: float) -> list[Job]:
-        """Remove and return the requests that have their last token by `now`."""
+        """Remove the requests that have their last token by the time `now`, and return them."""
         self.advance(now)
         done = []
         while self._ends and self._ends[0][0] <= self._tokens + SLACK:
@@ -205,16 +205,16 @@ class TokenUnit:
     def next_change(self, now: float) -> float | None:
         """Return the time of the next change: a request ends, or the step time is due for another look-up.
 
-        None if idle.
+        None if no request gets tokens.
         """
         if not self._ends:
             self._token_s = 0.0
             return None
-        self._token_s = self._seconds()
+        self._token_s = self._seconds_per_token()
         return now + max(min(self._ends[0][0] - self._tokens, MAX_TOKENS), 0.0) * self.token_seconds
 
     def _start_queued(self, rank: Rank) -> None:
-        """Let a rank's queued requests, oldest first, begin to get tokens, while the rank has room."""
+        """Move queued requests of a rank, oldest first, to those that get tokens, as long as the rank has room."""
         while rank.queue:
             job = rank.queue[0]
             if rank.running >= rank.limits.max_requests or rank.reserved + job.kv > rank.limits.kv_tokens:
@@ -239,7 +239,7 @@ class TokenUnit:
         else:
             del self._active[rank]
 
-    def _seconds(self) -> float:
+    def _seconds_per_token(self) -> float:
         """Return the seconds per token with the present requests, without pauses for prompts."""
         most, kv = max(self._active.values()), max(rank.kv for rank in self._active)
         return self._table.seconds_at(most, kv / most, self.running / len(self.ranks) / most)
