@@ -136,12 +136,12 @@ def test_certificates_that_nobody_issues_are_secrets_to_be_made():
 
 def test_networks_may_be_a_json_list():
     """Multus takes both forms."""
-    from stacks.doctor.needs import _networks
+    from stacks.doctor.needs import _parse_networks
 
     text = '[{"name": "rail-0"}, {"name": "rail-1", "namespace": "fabric"}]'
 
-    assert list(_networks(text, "tidemill")) == [("tidemill", "rail-0"), ("fabric", "rail-1")]
-    assert list(_networks("", "tidemill")) == []
+    assert list(_parse_networks(text, "tidemill")) == [("tidemill", "rail-0"), ("fabric", "rail-1")]
+    assert list(_parse_networks("", "tidemill")) == []
 
 
 def test_a_plan_that_cannot_be_rendered_is_refused_like_everywhere():

@@ -7,7 +7,7 @@ import pytest
 
 from planner.spec.kv_cache import KvDiskSpec
 from stacks.doctor.probe_checks import probe_findings, probe_summary
-from stacks.doctor.probing import Probe, _describe_running, _manifests, _planned_nodes, _read_results
+from stacks.doctor.probing import Probe, _describe_running, _probe_manifests, _planned_nodes, _read_results
 from tests.stacks.doctor.clusters import changed_pods, demo_needs
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
@@ -26,7 +26,7 @@ def found(probe):
 
 def test_there_is_a_pod_for_each_planned_node(needs):
     """Pinned to it, with a name that the Service gives, and the script as its program."""
-    service, *pods = _manifests(needs, list(_planned_nodes(needs)), "tidemill", 600)
+    service, *pods = _probe_manifests(needs, list(_planned_nodes(needs)), "tidemill", 600)
     terms = [
         each["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] for each in pods
     ]
@@ -57,7 +57,7 @@ def test_a_probe_starts_where_a_unit_would(needs):
         spec["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "8"}}
 
     changed = changed_pods(needs, ask)
-    _, pod, *_ = _manifests(changed, list(_planned_nodes(changed)), "tidemill", 600)
+    _, pod, *_ = _probe_manifests(changed, list(_planned_nodes(changed)), "tidemill", 600)
     (container,) = pod["spec"]["containers"]
 
     assert container["image"] == needs.pod_sets[0].template["spec"]["containers"][0]["image"]
@@ -80,7 +80,7 @@ def test_pods_try_the_disk_where_their_ranks_keep_kv(needs):
     mount = {"name": "kv", "mountPath": "/kv"}
     mounting = changed_pods(needs, lambda spec: spec["containers"][0]["volumeMounts"].append(mount), "prefill")
     keeping = replace(mounting, disk=KvDiskSpec(path="/kv", size="1TB"))
-    _, *pods = _manifests(keeping, list(_planned_nodes(keeping)), "tidemill", 600)
+    _, *pods = _probe_manifests(keeping, list(_planned_nodes(keeping)), "tidemill", 600)
 
     assert [each["spec"]["containers"][0]["command"][9:] for each in pods] == [["/kv"], [], []]
 

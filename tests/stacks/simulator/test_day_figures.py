@@ -10,7 +10,7 @@ from planner.report.page.figures import draw
 from stacks.cli import main
 from stacks.simulator.flows.day import DayColumn, simulate_day
 from stacks.simulator.flows.failures import Failure
-from stacks.simulator.report.day_figures import PANELS, _draw, _lines, day_page, draw_days
+from stacks.simulator.report.day_figures import PANELS, _draw, _stretches, day_page, draw_days
 from stacks.simulator.report.day_text import figure_rows
 from stacks.simulator.variants import Variant
 from tests.planner.test_shipped_specs import SPECS
@@ -32,7 +32,7 @@ def test_the_page_begins_with_the_day(published_day):
 def test_a_line_is_the_curve(published_day):
     """Each minute's value is on the line, and joined minutes have the same one."""
     curve = published_day.curves["mid"].kv_used
-    (line,) = _lines("", curve)
+    (line,) = _stretches("", curve)
     found = np.full(1440, np.nan)
     for (begin, value), (end, same) in zip(line.points[::2], line.points[1::2], strict=True):
         found[begin:end] = value
