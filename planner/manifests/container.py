@@ -13,15 +13,15 @@ from planner.plan.launch import LaunchDocument
 
 
 def engine_container(document: LaunchDocument) -> Container:
-    """Return the container that another engine's adapter wrote into a unit's or the router's launch document."""
+    """Return the container that another engine's adapter wrote into the launch document of a unit or of the router."""
     return Container.from_document(document["container"])
 
 
 def runtime_container(document: LaunchDocument, launch_file: str, registry: str, more: Sequence[str]) -> Container:
     """Return the container in which the bundled runtime serves the unit of `document`.
 
-    `registry` is the name of the Service by which ranks find the gateway; `more` are arguments that follow from the
-    spec's `kubernetes`.
+    `registry` is the name of the Service by which ranks find the gateway; `more` are further arguments, which
+    follow from the spec's `kubernetes`.
     """
     return Container(
         command=("python", "-m", "runtime", "node"),
@@ -42,7 +42,7 @@ def runtime_container(document: LaunchDocument, launch_file: str, registry: str,
 
 
 def _nic_queue_variables(document: LaunchDocument) -> dict[str, str]:
-    """Return the variable that sizes NIC queues for a decode step's tokens; empty for phases with normal kernels."""
+    """Return the variable for the size of NIC queues in a decode step; empty for phases with normal kernels."""
     if document["device"] != "cuda" or document["phase"] != "decode" or len(document["ranks"]) == 1:
         return {}
     return queue_variables(document["limits"]["max_requests"])

@@ -63,7 +63,7 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def _units(plan: Plan) -> list[dict[str, Any]]:
-    """Return the plan's units in order. A step has only numbers of units, and the first units of each phase are on."""
+    """Return what the controller has to know of each unit. Of each phase, the first units are turned on first."""
     return [
         {"name": unit.name, "phase": unit.phase, "pods": len(unit.nodes), "nodes": list(unit.nodes)}
         | ({"spares": plan.unit_document(unit)["spares"]} if plan.kubernetes.heals else {})
@@ -72,13 +72,13 @@ def _units(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _other_days(day: Timetable) -> Variables:
-    """Return the variable with the states of special weekdays and dates; empty if there are none."""
+    """Return the variable with the states of special weekdays and dates; empty if the schedule has none."""
     days = [{"days": list(each.days), "steps": _steps(each.steps)} for each in day.other_days]
     return {"other_days": days} if days else {}
 
 
 def _lending(plan: Plan) -> Variables:
-    """Return the variables for lending nodes of units that are off to other pods; empty without lending."""
+    """Return the variables for lending the nodes of units that are off to other pods; empty without lending."""
     if not plan.kubernetes.lends_nodes or plan.timetable is None:
         return {}
     variables: Variables = {"notice_s": f"{plan.timetable.notice_s:g}"}
@@ -90,7 +90,7 @@ def _lending(plan: Plan) -> Variables:
 
 
 def _healing(plan: Plan) -> Variables:
-    """Return the variables for moving units off faulty nodes; empty if the controller does not do that."""
+    """Return the variables for moving units off faulty nodes; empty if the controller does not move them."""
     controller = plan.kubernetes.controller
     if controller is None or controller.heal is None:
         return {}
@@ -101,7 +101,7 @@ def _healing(plan: Plan) -> Variables:
 
 
 def _measuring(plan: Plan) -> Variables:
-    """Return the variables for reading the gateway's metrics and acting on them; empty for another engine's router."""
+    """Return the variables for reading our gateway's metrics and acting on them; empty without it or a controller."""
     controller = plan.kubernetes.controller
     if controller is None or plan.engine != OURS:
         return {}
@@ -113,7 +113,7 @@ def _measuring(plan: Plan) -> Variables:
 
 
 def _demand_limits(plan: Plan, demand: DemandSpec) -> dict[str, Any]:
-    """Return the demand at which the controller adds units to the scheduled ones, and each phase's capacity per unit.
+    """Return the demand from which on the controller adds units to the scheduled ones, with each phase's room per unit.
 
     Prefill keeps nothing of a computed prompt, so neither requests nor KV limit a prefill unit.
     """
@@ -133,7 +133,7 @@ def _demand_limits(plan: Plan, demand: DemandSpec) -> dict[str, Any]:
 
 
 def _node_rights(plan: Plan) -> Variables:
-    """Return the nodes that the controller may change and the name of the role that allows it; empty if none."""
+    """Return the variables with the nodes that the controller may change and the role for it; empty for no nodes."""
     kubernetes, steps = plan.kubernetes, plan.timetable.all_steps if plan.timetable else ()
     if not (kubernetes.lends_nodes or kubernetes.heals):
         return {}

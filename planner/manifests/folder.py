@@ -34,16 +34,19 @@ NOT_OURS = "S902 must be empty or written by tidemill render"
 
 
 def kept_plan(folder: Path) -> Plan | None:
-    """Return the plan that a rendered folder keeps; None if nothing was rendered into the folder yet.
+    """Return the plan that the rendered folder keeps; None if nothing was rendered into the folder yet.
 
-    Raises CallError if the kept plan is wrong or missing. Planning as if nothing ran would move units that run.
+    Raises CallError if the kept plan is wrong or missing: planning as if nothing ran would move units that run.
     """
     with _as_output_errors(folder):
         return join_plan(folder) if _is_rendered(folder) else None
 
 
 def require_same_name(folder: Path, kept: Plan | None, plan: Plan) -> None:
-    """Raise CallError if the folder's kept plan has another name or namespace than `plan`: all its pods would end."""
+    """Raise CallError if `kept`, the folder's plan, has another name or namespace than `plan`.
+
+    Applying the folder would then end all pods of the kept plan.
+    """
     if kept is None:
         return
     old, new = (f"{each.name} in namespace {each.kubernetes.namespace}" for each in (kept, plan))
@@ -54,7 +57,7 @@ def require_same_name(folder: Path, kept: Plan | None, plan: Plan) -> None:
 
 
 def files_of(plan: Plan, kept: Plan | None) -> dict[str, str]:
-    """Return name -> text of all files of the plan's folder, which so far keeps the plan `kept`.
+    """Return name -> text of all files of the plan's folder, whose present plan is `kept`.
 
     Raises InfeasibleError if the plan cannot be rendered.
     """
@@ -62,7 +65,7 @@ def files_of(plan: Plan, kept: Plan | None) -> dict[str, str]:
 
 
 def altered_files(folder: Path, kept: Plan, files: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of manifests in `folder` that equal neither what the `kept` plan renders nor `files`.
+    """Return the names of manifests in `folder` that are neither as the plan `kept` renders them nor as in `files`.
 
     Somebody edited these manifests, a merge joined them, or another version of tidemill wrote them.
     """
@@ -70,7 +73,7 @@ def altered_files(folder: Path, kept: Plan, files: Mapping[str, str]) -> tuple[s
 
 
 def require_rendered(folder: Path, plan: Plan) -> None:
-    """Raise CallError if manifests in `folder` differ from what its plan renders.
+    """Raise CallError if manifests in `folder` are not as its plan renders them.
 
     A tool that carries out the plan must do what reviewers saw, and reviewers saw the manifests.
     """
@@ -89,12 +92,12 @@ def _find_edits(folder: Path, plan: Plan) -> Iterator[tuple[str, str | None]]:
 
 
 def _manifests(plan: Plan) -> dict[str, str]:
-    """Return name -> text of the folder's files, without the files of the plan itself."""
+    """Return name -> text of the folder's files, except the files of the plan itself."""
     return {name: add_stamp(text) for name, text in {ATTRIBUTES: FOLDED, **render_files(plan)}.items()}
 
 
 def stale_files(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the files in `folder` that `write_folder` would write, change or remove.
+    """Return the names of the files that `write_folder` would write, change or remove in `folder`.
 
     Raises CallError if the folder, or a file with one of the names, is not ours; OutputError if it cannot be read.
     """
@@ -105,10 +108,10 @@ def stale_files(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def write_folder(folder: Path, files: Mapping[str, str]) -> None:
-    """Write `files` into `folder` and remove all other files of earlier runs. Other people's files stay.
+    """Write `files` into `folder`, and remove all other files that earlier runs wrote. Other people's files stay.
 
-    Raises CallError if the folder, or a file with one of the names, is not ours; OutputError if it cannot be written,
-    or another run writes into it.
+    Raises CallError if the folder, or a file with one of the names, is not ours; OutputError if it cannot be
+    written, or another run writes into it.
     """
     with _as_output_errors(folder):
         _refuse_what_is_no_folder(folder)
@@ -119,7 +122,7 @@ def write_folder(folder: Path, files: Mapping[str, str]) -> None:
 
 @contextmanager
 def _as_output_errors(folder: Path) -> Iterator[None]:
-    """Turn an OSError about the folder or its files into an OutputError."""
+    """Within the `with` block, turn an OSError about the folder or its files into an OutputError."""
     try:
         yield
     except OSError as error:
@@ -139,7 +142,7 @@ def _refuse_what_is_no_folder(folder: Path) -> None:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Lock the folder against other runs. Raises OSError if another run holds the lock."""
+    """Hold a lock on the folder against other runs, in a `with` block. Raises OSError if another run holds it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -154,9 +157,9 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _replace_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write `files` into the existing folder and remove other files of the last run.
+    """Write `files` into the existing folder, and remove other files of the last run.
 
-    Raises CallError if a file is not ours, OSError if one cannot be written.
+    Raises CallError if a file is not ours, OSError if a file cannot be written.
     """
     ours = _files_that_are_ours(folder, files)
     _write_file(folder, KUSTOMIZATION, files[KUSTOMIZATION])  # first: the folder is ours from then on
@@ -195,7 +198,7 @@ def _refuse_foreign_files(folder: Path, names: Collection[str]) -> None:
 
 
 def _text_of(path: Path) -> str:
-    """Return a file's text with LF line ends, which Git may have changed. Raises CallError if it cannot be read."""
+    """Return a file's text with LF line ends, since Git may have changed them. Raises CallError if it is unreadable."""
     try:
         return read_file(path).decode(errors="replace").replace("\r\n", "\n")
     except OSError as error:

@@ -46,7 +46,7 @@ class LaunchPart:
 
 
 def gateway_parts(plan: Plan) -> tuple[LaunchPart, ...]:
-    """Return the parts of the gateway's launch file, or of that of another engine's router.
+    """Return the parts of the launch file of the gateway, or of another engine's router.
 
     If a proxy stands before the router, the parts of the proxy's configuration follow.
     """
@@ -60,7 +60,7 @@ def gateway_parts(plan: Plan) -> tuple[LaunchPart, ...]:
 
 
 def map_parts(plan: Plan, phase: Phase) -> tuple[LaunchPart, ...]:
-    """Return the parts that all units of a phase share: a large expert map, or one in another engine's format."""
+    """Return the parts that all units of a phase share: a large expert map, or a map in another engine's format."""
     document = plan.unit_document(plan.units_of(phase)[0])
     owner = names.phase_map(plan.name, phase)
     if plan.engine != OURS:
@@ -73,7 +73,7 @@ def map_parts(plan: Plan, phase: Phase) -> tuple[LaunchPart, ...]:
 
 
 def unit_parts(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[LaunchPart, ...]:
-    """Return the parts of a unit's launch file, less the parts that its phase shares (`shared`)."""
+    """Return the parts of a unit's launch file without `shared`, the parts that all units of its phase share."""
     document, file = plan.unit_document(unit), names.launch_file(unit.name)
     digest = document["launch_digest"]
     if plan.engine != OURS:
@@ -97,7 +97,7 @@ def config_mounts(
 
 
 def file_parts(owner: str, file: str, digest: str, text: str) -> tuple[LaunchPart, ...]:
-    """Split a file into parts: only the file itself, or FILE.0, FILE.1 and so on if one ConfigMap is too small."""
+    """Return the parts of a file: the file itself, or FILE.0, FILE.1 and so on if one ConfigMap is too small."""
     pieces = list(_pieces(text))
     if len(pieces) == 1:
         return (LaunchPart(owner, names.launch_config(owner, digest), file, text),)
@@ -115,7 +115,7 @@ def _numbered(owner: str, file: str, digest: str, pieces: Iterable[str]) -> Iter
 
 
 def _engine_map(plan: Plan, owner: str, document: LaunchDocument) -> Iterator[LaunchPart]:
-    """Yield the expert map in another engine's format, as one file; nothing if the engine reads no map."""
+    """Yield the parts of the expert map in another engine's format; none if the engine reads no map."""
     path = document["container"].get("map_file")
     if path is None:
         return
@@ -126,7 +126,7 @@ def _engine_map(plan: Plan, owner: str, document: LaunchDocument) -> Iterator[La
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield `text` in pieces of whole lines, each as long as a ConfigMap allows."""
+    """Yield `text` in pieces of whole lines, each as long as fits into a ConfigMap."""
     assert text.isascii()  # so that a character is a byte
     lines: list[str] = []
     size = 0

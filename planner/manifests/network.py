@@ -29,13 +29,13 @@ EVERY_NAMESPACE: Edges = {"namespaceSelector": {}}
 
 
 def default_edges() -> Edges:
-    """Return the edges of every pod: DNS only. Connections that no policy allows are refused, in both directions."""
+    """Return the connections that every pod may make: to DNS only. A connection that no policy allows is refused."""
     dns = [_port(port, protocol=protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
     return {"ingress": [], "egress": [{"ports": dns}]}
 
 
 def gateway_edges(plan: Plan) -> Edges:
-    """Return the gateway's connections: ranks call our gateway, but another engine's router calls ranks."""
+    """Return the gateway's connections. Ranks call our gateway; another engine's router calls ranks."""
     ports = _gateway_ports(plan)
     units = {"podSelector": _select_units(plan)}
     from_callers = {"ports": [_port(ports["http"])]}  # from anybody, also outside the cluster
@@ -75,7 +75,7 @@ def unit_edges(plan: Plan, unit: Unit) -> Edges:
 
 
 def controller_edges(plan: Plan) -> Edges:
-    """Return the controller's connections: it calls the API server and reads the gateway's metrics."""
+    """Return the controller's connections: to the API server, and to the gateway's metrics."""
     egress: list[Edges] = [{"ports": [_port(port) for port in API_SERVER_PORTS]}]
     if plan.engine == OURS:
         gateway = {"podSelector": {"matchLabels": names.gateway_selector(plan.name)}}
@@ -84,7 +84,7 @@ def controller_edges(plan: Plan) -> Edges:
 
 
 def _gateway_ports(plan: Plan) -> Mapping[str, int]:
-    """Return the ports of the gateway, or of another engine's router in its place."""
+    """Return name -> port of the gateway, or of another engine's router in its place."""
     document = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]
     ports: Mapping[str, int] = document["ports"] if plan.engine == OURS else engine_container(document).ports
     return ports
@@ -101,6 +101,6 @@ def _select_phase(plan: Plan, phase: Phase) -> Edges:
 
 
 def _port(first: int, last: int | None = None, protocol: str = "TCP") -> dict[str, Any]:
-    """Return a NetworkPolicy's entry for the port `first`, or for the ports from `first` to `last`."""
+    """Return a NetworkPolicy's entry for the port `first`, or for all ports from `first` to `last`."""
     more = {"endPort": last} if last is not None and last > first else {}
     return {"protocol": protocol, "port": first} | more

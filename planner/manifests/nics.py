@@ -22,7 +22,7 @@ from planner.spec.pods import NicsSpec
 
 
 def nic_variables(nics: NicsSpec, *, is_one_world: bool) -> dict[str, str]:
-    """Return the environment variables that name `nics`.
+    """Return the environment variables that name `nics`, the network interfaces of a node.
 
     `is_one_world` says whether all ranks of a unit are in one NVSHMEM world.
     """

@@ -28,7 +28,7 @@ NO_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the overlay that is merged into one object."""
+    """A part of the overlay that is merged into one object, at one place."""
 
     path: str  # where the part is in the spec: `kubernetes.overlay.unit_pod`
     place: tuple[str, ...]  # keys to the place in the object where the part is merged
@@ -37,7 +37,7 @@ class Part:
 
 
 def apply_overlay(text: str, overlay: OverlaySpec | None) -> str:
-    """Return the object in the YAML `text` as YAML, with the parts of `overlay` for this object merged into it."""
+    """Return the object in the YAML `text` with the overlay's parts for it merged in, as YAML."""
     if overlay is None:
         return text
     document = yaml.load(text, Loader=yaml.CSafeLoader)
@@ -50,7 +50,7 @@ def apply_overlay(text: str, overlay: OverlaySpec | None) -> str:
 
 
 def find_parts(document: Mapping[str, Any], overlay: OverlaySpec) -> Iterator[Part]:
-    """Yield the parts of `overlay` that apply to a rendered object, in the order of merging."""
+    """Yield the parts of `overlay` that apply to the rendered object `document`, in the order of merging."""
     kind, name = document["kind"], document["metadata"]["name"]
     above = "kubernetes.overlay"
     if kind in names.POD_TEMPLATES and overlay.unit_pod:
@@ -73,7 +73,7 @@ def _merged_at(document: Mapping[str, Any], place: tuple[str, ...], part: Part) 
 
 
 class _Dumper(yaml.CSafeDumper):
-    """A YAML writer that quotes texts that some YAML reader would take for another type."""
+    """A YAML writer that quotes any text that some YAML reader would take for another type."""
 
 
 def _text_node(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:

@@ -21,7 +21,7 @@ Variables = dict[str, Any]
 def container_resources(
     resources: PodResources | None, devices: Mapping[str, str] | None = None, least_bytes: int | None = None
 ) -> Variables:
-    """Return a container's `requests` and `limits`. Memory has a limit; CPUs have none, because it would throttle.
+    """Return a container's `requests` and `limits`. Memory has a limit; CPUs have none, because a limit would throttle.
 
     Without memory in the spec, `least_bytes` are requested without a limit, because the maximum is unknown.
     """
@@ -35,7 +35,7 @@ def container_resources(
 
 
 def priority_of(kubernetes: KubernetesSpec) -> Variables:
-    """Return the variable with the priority class of the gateway's and the controller's pods; empty without one."""
+    """Return the variable with the priority class of the gateway's and the controller's pods; empty without a class."""
     return {"priority_class": kubernetes.priority_class} if kubernetes.priority_class else {}
 
 
@@ -62,7 +62,7 @@ def mounts_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
 
 
 def probes_without_weights(kubernetes: KubernetesSpec, probe: Probe) -> Variables:
-    """Return the probes that restart a gateway or a controller that does not start or no longer answers."""
+    """Return the probes of pods that load no weights: they restart a pod that does not start or no longer answers."""
     return {
         "started": probe_with_budget(probe, start_budget_s(kubernetes, OURS, 0), READY_PERIOD_S),
         "alive": probe_with_budget(probe, ALIVE_S),
@@ -76,13 +76,13 @@ def probe_with_budget(probe: Probe, seconds: float, period_s: int = PROBE_PERIOD
 
 
 def probe_fields(probe: Probe) -> Variables:
-    """Return the variables of a probe; the timeout only if the engine sets one."""
+    """Return the variables of a probe. They have a timeout only if the engine sets one."""
     timeout = {} if probe.timeout_seconds is None else {"timeout": probe.timeout_seconds}
     return {"path": probe.path, "port": probe.port} | timeout
 
 
 def format_memory(num_bytes: int) -> str:
-    """Write bytes as the API server does, `1536Mi`, `2Gi` or `1Ti`, so that an object does not look changed."""
+    """Return bytes as the API server writes them, `1536Mi`, `2Gi` or `1Ti`, so that an object does not look changed."""
     amount, units = round(num_bytes / 2**20), ["Mi", "Gi", "Ti"]
     while amount % 1024 == 0 and len(units) > 1:
         amount, units = amount // 1024, units[1:]
@@ -96,6 +96,6 @@ def _toleration(toleration: TolerationSpec) -> Variables:
 
 
 def _format_cpus(cpus: float) -> str:
-    """Write CPUs as the API server does: `500m` or `2`."""
+    """Return CPUs as the API server writes them, `500m` or `2`."""
     millicpus = round(cpus * 1000)
     return f"{millicpus}m" if millicpus % 1000 else str(millicpus // 1000)

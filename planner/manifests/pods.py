@@ -161,9 +161,9 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
 
 
 def has_compute_domain(plan: Plan, unit: Unit) -> bool:
-    """Return whether a unit of several nodes gets a ComputeDomain, NVIDIA's object for NVLink between nodes.
+    """Return whether a unit gets a ComputeDomain, NVIDIA's object for NVLink between nodes.
 
-    By default a unit gets one if NVLink joins its nodes; the spec may decide otherwise.
+    By default a unit of several nodes gets one if NVLink joins its nodes; the spec may decide otherwise.
     """
     wanted = plan.kubernetes.compute_domain
     joins = plan.pods[unit.phase].nvlink_joins_nodes if wanted is None else wanted
@@ -171,11 +171,11 @@ def has_compute_domain(plan: Plan, unit: Unit) -> bool:
 
 
 def security_needs(plan: Plan) -> list[str]:
-    """Return the reasons why pods need a namespace for privileged pods; empty if they meet the `restricted` standard.
+    """Return words for what pods need that the Pod Security standard `restricted` forbids; empty if there is nothing.
 
     Source: github.com/kubernetes/kubernetes 003effe9 staging/src/k8s.io/pod-security-admission/policy,
-    check_capabilities_baseline.go, check_hostPathVolumes.go and check_hostNamespaces.go: `baseline` already forbids all
-    three.
+    check_capabilities_baseline.go, check_hostPathVolumes.go and check_hostNamespaces.go: `baseline` already forbids
+    all three.
     """
     kubernetes = plan.kubernetes
     needs = [f"{PINNED_MEMORY} for RDMA"] if kubernetes.rdma else []
@@ -188,7 +188,7 @@ def security_needs(plan: Plan) -> list[str]:
 
 
 def _unit_resources(plan: Plan, unit: Unit) -> Variables:
-    """Return the requests and limits of a unit's container; devices are requested and limited to the same number."""
+    """Return the requests and limits of a unit's container. Of devices it gets exactly as many as it requests."""
     kubernetes, needs = plan.kubernetes, plan.pods[unit.phase]
     devices = {needs.gpu_resource: str(unit.ranks_per_node)} if needs.gpu_resource else {}
     if kubernetes.rdma:
@@ -201,7 +201,7 @@ def _unit_resources(plan: Plan, unit: Unit) -> Variables:
 
 
 def _environment(plan: Plan, unit: Unit, container: Container) -> list[Variables]:
-    """Return a unit's environment variables. The spec's variables override those of pod fields, the engine and NICs."""
+    """Return a unit's environment variables. Those of the spec override those of pod fields, the engine and NICs."""
     kubernetes, fields = plan.kubernetes, dict(OWN_FIELDS)
     values: dict[str, Any] = {**container.env}
     if kubernetes.unit_kind == "statefulset":  # what LeaderWorkerSet would set
@@ -225,7 +225,10 @@ def _is_one_world(plan: Plan, unit: Unit) -> bool:
 
 
 def _variables(fields: Mapping[str, str], values: Mapping[str, Any]) -> list[Variables]:
-    """Return environment variables for templates. Pod `fields` come first: `values` may refer to them as `$(NAME)`."""
+    """Return environment variables for templates: `fields` of the pod, then `values`.
+
+    The fields come first, because values may refer to them as `$(NAME)`.
+    """
     return [{"name": name, "field": path} for name, path in fields.items()] + [
         {"name": name, "secret": value} if isinstance(value, dict) else {"name": name, "value": value}
         for name, value in values.items()
@@ -233,7 +236,10 @@ def _variables(fields: Mapping[str, str], values: Mapping[str, Any]) -> list[Var
 
 
 def _ports(plan: Plan, unit: Unit, container: Container) -> Mapping[str, int]:
-    """Return the container's ports. If Prometheus monitors ranks, these include the metrics ports of all ranks."""
+    """Return name -> port of the container.
+
+    If Prometheus monitors ranks, these include the metrics ports of all ranks.
+    """
     if not plan.kubernetes.monitors or plan.engine != OURS:
         return container.ports
     first = container.ports["metrics"]
@@ -242,7 +248,7 @@ def _ports(plan: Plan, unit: Unit, container: Container) -> Mapping[str, int]:
 
 
 def _probes(plan: Plan, unit: Unit, container: Container) -> Variables | None:
-    """Return the probes that restart a pod that does not start or makes no progress; None if weights are unknown."""
+    """Return the probes that restart a pod that does not start or hangs; None if the size of its weights is unknown."""
     weights = plan.pods[unit.phase].weights_bytes
     if weights is None:
         return None
@@ -259,7 +265,7 @@ def _grace_s(plan: Plan) -> int:
 
 
 def _stage_variables(plan: Plan) -> Variables | None:
-    """Return the variables for copying the checkpoint to the node before the container starts; None if not staged."""
+    """Return the variables for copying the checkpoint to the node before the container starts; None without a copy."""
     stage = plan.kubernetes.stage
     if stage is None:
         return None
@@ -289,7 +295,7 @@ def _scheduling(plan: Plan) -> Variables:
 
 
 def _tolerate_own_taint(kubernetes: KubernetesSpec) -> list[Variables]:
-    """Return a toleration of the taint by which the controller takes back lent nodes; empty if no nodes are lent."""
+    """Return the toleration of the taint by which the controller takes back lent nodes; empty if no nodes are lent."""
     taint = {"key": names.RECLAIMED_TAINT, "operator": "Exists", "effect": "NoSchedule"}
     return [taint] if kubernetes.lends_nodes else []
 
@@ -299,5 +305,5 @@ def _networks(kubernetes: KubernetesSpec) -> dict[str, str]:
 
 
 def _compute_domain_claim(unit: Unit) -> Variables:
-    """Return the pod's claim on the unit's ComputeDomain."""
+    """Return the claim by which a pod joins the unit's ComputeDomain."""
     return {"name": "compute-domain", "template": names.compute_domain_channel(unit.name)}

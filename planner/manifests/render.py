@@ -42,7 +42,7 @@ PAST_ASCII = re.compile(r"[^ -~]")
 
 @dataclass(frozen=True)
 class Manifest:
-    """One Kubernetes object to render: its template, the name for its file, and the template's variables."""
+    """One Kubernetes object to render: its template, the template's variables, and a name for its file."""
 
     template: str  # `leaderworkerset`, or `service-registry` if a kind has several uses
     owner: str  # the object's name; for a launch file's ConfigMap a name that does not change with its content
@@ -50,13 +50,13 @@ class Manifest:
 
     @property
     def file_name(self) -> str:
-        """Kind and owner, `leaderworkerset-demo-decode-0.yaml`. It does not depend on the object's content."""
+        """The file's name, `leaderworkerset-demo-decode-0.yaml`. It does not depend on the object's content."""
         kind = self.template.partition("-")[0]
         return f"{kind}-{self.owner}.yaml"
 
 
 def render_files(plan: Plan) -> dict[str, str]:
-    """Render every object and `kustomization.yaml`: return file name -> text.
+    """Return file name -> text of every object, and of `kustomization.yaml`.
 
     Raises InfeasibleError if the plan's engine cannot run it, because its pods would only crash.
     """
@@ -74,7 +74,7 @@ def _text(environment: jinja2.Environment, manifest: Manifest) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    """Return the cached Jinja environment, in which a variable without a value is an error."""
+    """Return the Jinja environment, the same at each call. A variable without a value is an error there."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("templates", "."),
         undefined=jinja2.StrictUndefined,
@@ -90,8 +90,8 @@ def _environment() -> jinja2.Environment:
 def _quote(value: Any) -> str:
     """Return `value` as JSON that YAML reads as the same value.
 
-    JSON writes some characters as two surrogates, which YAML does not join, so these get YAML's escape. Lone surrogates
-    cannot occur in a spec or a plan.
+    JSON writes some characters as two surrogates, which YAML does not join, so these characters get YAML's escape.
+    Lone surrogates cannot occur in a spec or a plan.
     """
     text = json.dumps(value, ensure_ascii=False)
     return PAST_ASCII.sub(lambda found: f"\\U{ord(found[0]):08x}", text)
@@ -157,7 +157,7 @@ def _budget(plan: Plan, phase: Phase, shared: Variables) -> Iterator[Manifest]:
 
 
 def _map(plan: Plan, phase: Phase, parts: Sequence[LaunchPart]) -> Iterator[Manifest]:
-    """Yield the ConfigMaps of the expert map that a phase's units share; none if each launch file has the map."""
+    """Yield the ConfigMaps of the expert map that a phase's units share; none if every launch file has its own map."""
     sha256 = plan.unit_document(plan.units_of(phase)[0])["expert_map"]["sha256"] if parts else None
     shared = {
         "namespace": plan.kubernetes.namespace,
@@ -248,7 +248,7 @@ def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Mani
 
 
 def _controller(plan: Plan) -> Iterator[Manifest]:
-    """Yield the objects of the controller, if the plan has one. They come last, because it acts on the others."""
+    """Yield the objects of the controller, if the plan has one."""
     variables = controller_variables(plan)
     if variables is None:
         return
@@ -268,21 +268,21 @@ def _controller(plan: Plan) -> Iterator[Manifest]:
 
 
 def _policy(plan: Plan, name: str, variables: Variables, edges: Variables) -> Iterator[Manifest]:
-    """Yield the NetworkPolicy that allows `edges` for the pods that `variables` select, if the spec has policies on."""
+    """Yield the NetworkPolicy that allows `edges` for the pods that `variables` select, if the spec wants policies."""
     if plan.kubernetes.network_policies:
         ways = {way: rules for way, rules in edges.items() if rules}  # the API server stores no empty ones
         yield Manifest("networkpolicy", name, variables | {"name": name} | ways)
 
 
 def _launch_configs(parts: Sequence[LaunchPart], workload: Variables) -> Iterator[Manifest]:
-    """Yield a ConfigMap for each part of a launch file, with the further variables of `workload`."""
+    """Yield a ConfigMap for each part of a launch file. `workload` has the variables that all of them share."""
     for part in parts:
         variables = {**workload, "name": part.config, "launch_file": part.file, "text": part.text}
         yield Manifest("configmap", part.owner, variables)
 
 
 def _certificate(plan: Plan, owner: Variables) -> Iterator[Manifest]:
-    """Yield the Certificate of the gateway or a unit, if the spec names an issuer."""
+    """Yield the Certificate of the gateway or of a unit, if the spec names an issuer. `owner` has its variables."""
     variables = certificate(plan, owner["name"])
     if variables is not None:
         yield Manifest("certificate", owner["name"], owner | variables)
@@ -295,10 +295,11 @@ def _pull_secrets(kubernetes: KubernetesSpec) -> Variables:
 
 
 def _keep_annotations(plan: Plan) -> dict[str, str]:
-    """Return the annotations of objects that a unit needs until it has drained, even if they have left the plan.
+    """Return the annotations of objects that a unit needs until it has drained, even after they have left the plan.
 
-    These objects are the unit's own, and launch files of old pods. The controller deletes them after draining. Without
-    a controller nobody would, so there are no annotations, and the tool that applies the folder prunes the objects.
+    These objects are the unit's own, and launch files of old pods. The controller deletes them after draining.
+    Without a controller nobody would, so there are no annotations, and the tool that applies the folder prunes the
+    objects.
     """
     return {} if plan.kubernetes.controller is None else names.UNPRUNED
 
@@ -309,10 +310,10 @@ def _queue(kubernetes: KubernetesSpec) -> dict[str, str]:
 
 
 def _partition(kubernetes: KubernetesSpec) -> Variables:
-    """Return the variable that withholds a new pod template until the unit's turn; empty without a controller."""
+    """Return the variable that withholds a new pod template until it is the unit's turn; empty without a controller."""
     return {"partition": GROUPS_OF_A_UNIT} if kubernetes.controller else {}
 
 
 def _digests(document: dict[str, Any], *kinds: str) -> dict[str, str]:
-    """Return the annotations with a launch document's digests of `kinds`, for objects made from the document."""
+    """Return the annotations with a launch document's digests of `kinds`, such as `unit` for `unit_digest`."""
     return {names.digest_annotation(kind): document[f"{kind}_digest"] for kind in kinds}

@@ -19,7 +19,7 @@ Secrets = list[dict[str, Any]]
 
 
 def gateway_arguments(plan: Plan) -> list[str]:
-    """Return the gateway's arguments for its Secrets, and for the number of gateways that share API keys' limits."""
+    """Return the gateway's arguments for its Secrets and, if there are several gateways, for their number."""
     keys = [f"--keys={FOLDER}/{names.KEYS_FILE}"] if plan.gateway.keys else []
     beside = [f"--gateways={plan.gateway.replicas}"] if plan.gateway.replicas > 1 else []
     return keys + beside + _tls_arguments(plan.kubernetes.tls)
@@ -31,13 +31,13 @@ def unit_arguments(plan: Plan) -> list[str]:
 
 
 def gateway_secrets(plan: Plan) -> Secrets:
-    """Return the Secrets that the gateway's pod mounts: `name`, and `files` with `key` and `path`."""
+    """Return the Secrets that the gateway's pod mounts: `name`, and `files` with `key` and `path` each."""
     keys = [_mounted(plan.gateway.keys, [names.KEYS_FILE])] if plan.gateway.keys else []
     return keys + _tls_secrets(plan, names.gateway_name(plan.name))
 
 
 def unit_secrets(plan: Plan, unit: str) -> Secrets:
-    """Return the Secrets that a unit's pods mount: `name`, and `files` with `key` and `path`."""
+    """Return the Secrets that a unit's pods mount: `name`, and `files` with `key` and `path` each."""
     return _tls_secrets(plan, unit)
 
 

@@ -20,7 +20,7 @@ TEMPLATE = "workerTemplate"
 
 @dataclass(frozen=True)
 class Pods:
-    """The pods of one LeaderWorkerSet, StatefulSet or Deployment: the kind of this workload, and the pod template."""
+    """The pods of one LeaderWorkerSet, StatefulSet or Deployment, by all that decides whether they are replaced."""
 
     kind: str
     namespace: str
@@ -34,7 +34,7 @@ class Pods:
 
 
 def pods_of_workloads(plan: Plan, files: Mapping[str, str] | None = None) -> dict[str, Pods]:
-    """Return workload name -> its pods. `files` are the plan's manifests, if these are rendered already.
+    """Return workload name -> its pods. `files` are the plan's manifests if they are rendered already.
 
     Raises InfeasibleError if the plan cannot be rendered.
     """

@@ -9,14 +9,14 @@ MIN_WIDTH = 24  # of the wrapped column, however wide the other columns are
 
 
 def format_table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Write `rows` as text in columns two spaces apart, indented by two spaces."""
+    """Return `rows` of cells as text, in columns two spaces apart and indented by two spaces."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(f"  {line}".rstrip() for line in lines)
 
 
 def wrap_table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Write `rows` in columns, of which the last wraps at the terminal's width."""
+    """Return `rows` of cells as text in columns. The last column wraps at the terminal's width."""
     room = WIDTH - 2 - sum(2 + max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1))
     lines: list[tuple[str, ...]] = []
     for *cells, last in rows:
@@ -31,7 +31,7 @@ def wrap_note(note: str) -> list[str]:
 
 
 def group_numbered(names: Sequence[str]) -> list[list[str]]:
-    """Group consecutively numbered names, in their order: [node-0, node-1], [node-3]."""
+    """Return consecutively numbered names in groups, in their order: [node-0, node-1], [node-3]."""
     runs: list[list[str]] = []
     for name in names:
         if runs and _is_next_number(runs[-1][-1], name):
@@ -42,7 +42,7 @@ def group_numbered(names: Sequence[str]) -> list[list[str]]:
 
 
 def format_runs(names: Sequence[str]) -> str:
-    """Shorten consecutively numbered names to first and last: `node-0 to node-15, node-18`."""
+    """Return names as text, with consecutively numbered ones shortened: `node-0 to node-15, node-18`."""
     runs = group_numbered(names)
     return ", ".join(
         run[0] if len(run) == 1 else f"{run[0]}{' to ' if len(run) > 2 else ', '}{run[-1]}" for run in runs
@@ -56,12 +56,12 @@ def numeric_order(name: str) -> tuple[str, int]:
 
 
 def _is_next_number(name: str, other: str) -> bool:
-    """Return whether `other` is `name` with its number one higher, zero padding kept."""
+    """Return whether `other` is `name` with its last number one higher, and with the same zero padding."""
     (start, number), (other_start, other_number) = _split_number(name), _split_number(other)
     return start == other_start and bool(number) and other_number == f"{int(number) + 1:0{len(number)}d}"
 
 
 def _split_number(name: str) -> tuple[str, str]:
-    """Split a name into its text and the number at its end."""
+    """Return (text, number) of a name that ends in a number; the number is empty if there is none."""
     start = name.rstrip(DIGITS)
     return start, name[len(start) :]

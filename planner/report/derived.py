@@ -41,7 +41,7 @@ REPLICAS = {  # split rules that do not share tokens equally among replicas
 
 
 def derived_rows(plan: Plan) -> Iterator[Row]:
-    """Yield all derived rows of a plan, topic by topic."""
+    """Yield all rows of a plan that combine figures or say where they come from, topic by topic."""
     topics = (
         _cluster,
         _phases,
@@ -108,9 +108,9 @@ def _phases(plan: Plan) -> Iterator[Row]:
 
 
 def _day(plan: Plan) -> Iterator[Row]:
-    """Yield rows on the day's states with most and fewest nodes, the controller, and the time that each switch takes.
+    """Yield rows on the schedule: the states with most and fewest nodes, the controller, and the time of each switch.
 
-    Each state has a row with its hours, each special kind of day a row with its days.
+    Each state of the day has a row with its hours, each special kind of day a row with its days.
     """
     day = plan.schedule
     if day is None:
@@ -145,14 +145,14 @@ def _day(plan: Plan) -> Iterator[Row]:
 
 
 def _count_by_phase(plan: Plan, units: Sequence[str]) -> str | None:
-    """Count the named units by phase, `6 prefill, 2 decode`; None if there are none."""
+    """Return the number of the named `units` of each phase as text, `6 prefill, 2 decode`; None for no units."""
     switched = set(units)
     counts = Counter(unit.phase for unit in plan.units if unit.name in switched)
     return ", ".join(f"{number} {phase}" for phase, number in counts.items()) or None
 
 
 def _cost(plan: Plan) -> Iterator[Row]:
-    """Yield rows on each phase's peak load as a share of its capacity, and on what the day's bill counts."""
+    """Yield rows on each phase's peak load as a share of its capacity, and on what the day's cost includes."""
     for phase, load in (plan.demand or {}).items():
         of_most = load.asked_tokens_per_s / load.most_tokens_per_s if load.most_tokens_per_s else None
         speed = (plan.performance or {})[phase].tokens_per_s_per_gpu
@@ -185,14 +185,17 @@ def _cost(plan: Plan) -> Iterator[Row]:
 
 
 def _fullest_stretches(load: Demand) -> list[tuple[int, int]]:
-    """Return (first minute, length) of the stretches with the highest load. Loads that print alike count as equal."""
+    """Return (first minute, minutes) of each stretch of the day with the highest load.
+
+    Loads that are printed alike count as equal.
+    """
     shares = [round(_share_of_most(each), SHARE_DIGITS) for each in load.stretches]
     timed = zip(load.stretches, shares, strict=True)
     return [(minute_of(each.at), each.minutes) for each, share in timed if share == max(shares)]
 
 
 def _say_fullest(stretches: Sequence[tuple[int, int]]) -> str:
-    """Name the starts of a few stretches; of many, the first start and the others' hours: `12:00 and 3 h more`."""
+    """Return the times of stretches (first minute, minutes) as text, such as `12:00, 20:00` or `12:00 and 3 h more`."""
     if len(stretches) <= FEW_TIMES:
         return ", ".join(hh_mm(start) for start, _ in stretches)
     hours = sum(minutes for _, minutes in stretches[1:]) / HOUR_MINUTES
@@ -206,7 +209,7 @@ def _share_of_most(hour: StretchDemand) -> float:
 
 
 def _performance(plan: Plan) -> Iterator[Row]:
-    """Yield rows on whether each phase keeps its SLO, and on how full its units are when speed is predicted."""
+    """Yield rows on whether each phase keeps its SLO, and on how full its units are at the predicted speed."""
     for phase, each in (plan.performance or {}).items():
         section, point, memory = f"performance.{phase}", each.operating_point, plan.memory.get(phase)
         if point is None or each.tokens_per_s_per_gpu is None:
@@ -232,7 +235,7 @@ def _promises(each: Performance) -> Iterator[tuple[Any, ...]]:
 
 
 def _verdict(promise: Promise) -> str:
-    """Say at which speeds of the predicted range an SLO is met."""
+    """Return the words for an SLO: at which speeds of the predicted range it is met."""
     if promise.met_at_slowest:
         return "kept, even at the slowest speed"
     if promise.met:
@@ -242,7 +245,7 @@ def _verdict(promise: Promise) -> str:
 
 
 def _failure(plan: Plan) -> Iterator[Row]:
-    """Yield rows on the worst loss by one failure, with all units on and with fewest on, and the time to repair."""
+    """Yield rows on each phase's loss by one failure, the worst loss with most and fewest units on, and the repair."""
     if (coverage := plan.spec.coverage) != "none":
         yield from make_rows("failures", ("coverage", f"every expert survives the loss of one {coverage}"))
     for phase, losses in (plan.failures or {}).items():
@@ -260,10 +263,10 @@ def _failure(plan: Plan) -> Iterator[Row]:
 
 
 def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None]]) -> Iterator[Row]:
-    """Yield rows on the failure that stops the largest share of a phase's running units.
+    """Yield rows on the one failure that stops the largest share of a phase's running units.
 
-    Of equal failures, that of the smallest domain counts. `on` has for each phase the number of running units, and the
-    state of the day with this number (None: all units are always on).
+    Of equal failures, that of the smallest domain counts. `on` is phase -> (number of running units, the state of
+    the day with this number, or None if all units are always on). `when` is `most` or `fewest`.
     """
     found = [
         (min(loss.units, on[phase][0]) / on[phase][0], -size, phase, domain)
@@ -289,7 +292,7 @@ def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None
 
 
 def _fewest_units_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:
-    """Return the fewest units of `phase` that are on at a time, above 0, and a state with them.
+    """Return (the fewest units of `phase` that are on at a time, above 0, and a state of the day with them).
 
     If all units are always on, return their number and None.
     """
@@ -301,14 +304,14 @@ def _fewest_units_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:
 
 
 def _recovery(plan: Plan, phase: Phase) -> Iterator[tuple[Any, ...]]:
-    """Yield the minutes in which a unit recovers on a spare, and an idle node that could become a spare."""
+    """Yield rows' fields: the minutes in which a unit recovers on a spare, and an idle node that could be a spare."""
     if spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations):
         yield "recovery_minutes", ceil(recovery_s(plan.spec) / MINUTE_S), "minutes", "assumed"
     yield "offered_spare", suggest_spare(plan.spec, plan.units, phase) or None
 
 
 def _maps(plan: Plan) -> Iterator[Row]:
-    """Yield rows on how even each phase's expert map is, and on what units read if the map has changed."""
+    """Yield rows on how even each phase's expert map is, and on what units read if their map has changed."""
     loads: Provenance = "spec" if plan.spec.expert_load.file else "assumed"
     for phase, balance in (plan.balance or {}).items():
         section, each, moves = f"balance.{phase}", plan.expert_maps[balance.expert_map], balance.moves
@@ -339,7 +342,10 @@ def _memory(plan: Plan) -> Iterator[Row]:
 
 
 def _kept_usd(plan: Plan, phase: Phase) -> Iterator[tuple[str, float, str]]:
-    """Yield the dollars a day that kept KV saves and that its loss would cost, at the price of the nodes of `phase`."""
+    """Yield the fields of rows with the dollars a day that kept KV saves, and that its loss would cost.
+
+    A node's price is that of the nodes of `phase`.
+    """
     kept, cost = plan.kv_cache and plan.kv_cache.kept, plan.cost and plan.cost.phases[phase]
     if kept and cost and cost.mean_nodes:
         yield "saved_usd_per_day", kept.saved_nodes * cost.usd_per_day / cost.mean_nodes, "USD"
@@ -348,7 +354,7 @@ def _kept_usd(plan: Plan, phase: Phase) -> Iterator[tuple[str, float, str]]:
 
 
 def _problems(plan: Plan) -> Iterator[Row]:
-    """Yield rows on why the engine cannot run the plan, on warnings, and on what has never been tested."""
+    """Yield rows on the reasons why the engine cannot run the plan, on warnings, and on untested engines."""
     for topic, findings in (("refusals", plan.refusals), ("warnings", plan.warnings)):
         counts: Counter[str] = Counter()
         for each in findings:
@@ -361,7 +367,7 @@ def _problems(plan: Plan) -> Iterator[Row]:
 
 
 def _assumed(plan: Plan) -> Iterator[Row]:
-    """Yield a row for each assumed figure, which nobody has published or measured, with its assumed value."""
+    """Yield a row for each figure that is assumed, since nobody has published or measured it, with its value."""
     loads = plan.spec.expert_load
     if loads.file is None:
         drawn = f"power law, alpha {loads.alpha:g}, seed {loads.seed}"
@@ -380,7 +386,7 @@ def _assumed(plan: Plan) -> Iterator[Row]:
 
 
 def _assumes_read_rate(plan: Plan) -> bool:
-    """Return whether the prediction reads cached KV at a default rate, because the spec gives none."""
+    """Return whether the prediction assumes the rate at which cached KV is read, because the spec gives none."""
     found = (plan.performance or {}).get("prefill")
     written, disk = plan.spec.operating_point.prefill, plan.spec.kv_cache.disk
     is_given = (written and written.cache_read_rate) or (disk and disk.bandwidth)
@@ -401,7 +407,7 @@ def _decisions(plan: Plan) -> Iterator[Row]:
 
 
 def _format_setting(value: Any) -> str:
-    """Write a field's value as in YAML, but a long list of numbers as its length and range."""
+    """Return a field's value as YAML writes it, but a long list of numbers as its length and range."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and len(value) > MAX_NUMBERS and all(isinstance(each, int | float) for each in value):
@@ -410,7 +416,10 @@ def _format_setting(value: Any) -> str:
 
 
 def _overlaid_fields(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield (objects, `objects: field`) for each field that the overlay sets. Values may be secret and are left out."""
+    """Yield (objects, `objects: field`) for each field that the overlay sets.
+
+    Its value is left out, since it may be secret.
+    """
     overlay = plan.kubernetes.overlay
     if overlay is None:
         return
@@ -422,7 +431,7 @@ def _overlaid_fields(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _leaf_paths(patch: Mapping[str, Any], parents: str = "") -> Iterator[str]:
-    """Yield the path of each field that `patch` sets."""
+    """Yield the dotted path of each field that `patch` sets to a value."""
     for key, value in patch.items():
         path = f"{parents}.{key}".lstrip(".")
         if isinstance(value, dict) and value:

@@ -58,7 +58,7 @@ METADATA: Mapping[str, Mapping[str, str | None]] = {
 
 
 def require_pictures(form: str | None, chart: str | None) -> None:
-    """Raise CallError for a `chart` without a picture's format, and OutputError if nothing can draw pictures."""
+    """Raise CallError for a `chart` without a picture's format, and OutputError if Matplotlib is not installed."""
     call = "tidemill report"
     if form is not None:
         require_matplotlib("--format", form, call)
@@ -68,22 +68,22 @@ def require_pictures(form: str | None, chart: str | None) -> None:
 
 
 def require_matplotlib(option: str, value: str | None, call: str) -> None:
-    """Raise OutputError for an option that needs Matplotlib where it is not installed."""
+    """Raise OutputError if Matplotlib is not installed, for an `option` of the command `call` that needs it."""
     if importlib.util.find_spec("matplotlib") is None:
         rule, fix = "S918 needs matplotlib", "pip install '.[plot]' in a checkout"
         raise OutputError([Finding(option, value, rule, "it is not installed", fix).at(call)])
 
 
 def draw_picture(plan: Plan, before: Plan | None, form: str, chart: str | None = None) -> bytes:
-    """Return a picture in the format `form`, png or svg, of all figures, or of the section `chart` alone.
+    """Return a picture in the format `form` (png or svg) with the plan's figures, or those of the section `chart`.
 
-    Raises CallError if the plan has no such figures.
+    With the plan `before`, each figure is drawn for both. Raises CallError if the plan has no such figures.
     """
     return draw_sections(plan, before, _chosen(plan, before, chart), form)
 
 
 def draw_sections(plan: Plan, before: Plan | None, sections: Sequence[Section], form: str) -> bytes:
-    """Return a picture in the format `form`, png, svg or pdf, of the figures in `sections`. Tables are left out."""
+    """Return a picture in the format `form` (png, svg or pdf) of the figures in `sections`. Tables are left out."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -96,7 +96,10 @@ def draw_sections(plan: Plan, before: Plan | None, sections: Sequence[Section], 
 
 
 def _chosen(plan: Plan, before: Plan | None, chart: str | None) -> list[Section]:
-    """Return the sections that have figures besides tables; only `chart`, if that is one."""
+    """Return the sections that have figures besides tables, or only the section `chart`.
+
+    Raises CallError if there is no such section.
+    """
     drawn = [
         section
         for section in sections_of(plan, before)
@@ -111,7 +114,10 @@ def _chosen(plan: Plan, before: Plan | None, chart: str | None) -> list[Section]
 
 
 class Sheet:
-    """A figure of Matplotlib with a place, `down`, to which it has been drawn. Inches count from the top left."""
+    """A figure of Matplotlib, drawn from the top down: `down` is how far, in inches from the top, it is drawn so far.
+
+    All places are inches from the top left corner.
+    """
 
     def __init__(self, figure: Any, width: float) -> None:
         self.figure, self.width, self.down = figure, width, MARGIN
@@ -120,14 +126,14 @@ class Sheet:
     def text(
         self, left: float, down: float, words: str, *, size: int = SMALL, colour: str = "ink", **more: Any
     ) -> None:
-        """Write `words`, one line, with its middle `down` inches below the top."""
+        """Write `words` as one line from `left` on, with its middle `down` inches below the top."""
         text = self.figure.text(
             0, 0, _clean(words), fontsize=size, color=on_paper(colour), va="center", **({"ha": "left"} | more)
         )
         self._drawn.append((text, (left, down)))
 
     def width_of(self, words: str) -> float:
-        """Return the width of a line of small text."""
+        """Return the width of a line of small text, in inches."""
         from matplotlib.font_manager import findfont, get_font
 
         font = get_font(findfont("DejaVu Sans"))
@@ -136,7 +142,7 @@ class Sheet:
         return float(font.get_width_height()[0]) / FRACTIONS_OF_A_POINT / POINTS_PER_INCH
 
     def box(self, left: float, down: float, size: tuple[float, float], colour: str, **more: Any) -> None:
-        """Fill a box, whose top left corner is at (left, down)."""
+        """Fill a box of `size` (width, height) in inches, whose top left corner is at (left, down)."""
         from matplotlib.patches import Rectangle
 
         patch = Rectangle((0, 0), 0, 0, facecolor=colour, **({"linewidth": 0} | more))
@@ -144,13 +150,13 @@ class Sheet:
         self._drawn.append((patch, (left, down, *size)))
 
     def axes(self, left: float, down: float, size: tuple[float, float]) -> Any:
-        """Return new axes."""
+        """Return new axes of `size` (width, height) in inches, whose top left corner is at (left, down)."""
         axes = self.figure.add_axes((0, 0, 1, 1))
         self._drawn.append((axes, (left, down, *size)))
         return axes
 
     def saved(self, form: str, title: str) -> bytes:
-        """Return the picture. Its height follows from what was drawn, so only now each thing gets its place."""
+        """Return the picture's bytes in the format `form`. Now that its height is known, each thing gets its place."""
         height = self.down + SMALL / POINTS_PER_INCH
         self.figure.set_size_inches(self.width, height)
         for thing, (left, down, *size) in self._drawn:
@@ -170,7 +176,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Panel:
-    """A place on a sheet for one figure, `width` inches wide."""
+    """A column of a sheet in which a figure is drawn, `width` inches wide."""
 
     sheet: Sheet
     left: float
@@ -250,7 +256,7 @@ def _draw_nodes(panel: Panel, figure: Nodes) -> None:
 
 
 def _draw_cell(sheet: Sheet, left: float, down: float, kind: str, mark: str) -> None:
-    """Draw a node: phases and spares in colour, with a letter that is readable on it."""
+    """Draw a node as a cell in its kind's colour, with the letter `mark` that is readable on that colour."""
     is_dark = kind.removesuffix(" shade0") in ("prefill", "decode", "mixed", "spare")
     colour = on_paper(kind.removesuffix(" shade0"))
     edge = {"edgecolor": on_paper("soft"), "linewidth": 0.6} if kind == "idle" else {}
@@ -324,7 +330,7 @@ def _draw_title(panel: Panel, title: str) -> None:
 
 
 def _draw_below(panel: Panel, figure: Bars | Steps) -> None:
-    """Draw a figure's legend and its note."""
+    """Draw the legend and the note of a figure below it."""
     lines = {line.kind for line in figure.lines} if isinstance(figure, Steps) else set()
     _draw_legend(panel, list(figure.legend.items()), lines)
     for line in _wrap(figure.note, panel.width):
@@ -334,7 +340,7 @@ def _draw_below(panel: Panel, figure: Bars | Steps) -> None:
 
 
 def _draw_legend(panel: Panel, kinds: Sequence[tuple[str, str]], lines: Collection[str] = ()) -> None:
-    """Draw what each colour is, in as many rows as that takes; kinds in `lines` have a line as their key."""
+    """Draw (kind, words) pairs as a legend, in as many rows as needed. The key of a kind in `lines` is a line."""
     sheet, left = panel.sheet, panel.left
     for kind, words in kinds:
         width = 2 * KEY + sheet.width_of(words) + 0.25
@@ -355,7 +361,7 @@ def _draw_legend(panel: Panel, kinds: Sequence[tuple[str, str]], lines: Collecti
 
 
 def _look(kind: str) -> dict[str, Any]:
-    """Return how a line is drawn."""
+    """Return Matplotlib's style of a line of the given kind."""
     look = dict(LINES[kind])
     if "color" not in look:
         look["color"] = on_paper(kind)
@@ -363,12 +369,12 @@ def _look(kind: str) -> dict[str, Any]:
 
 
 def _wrap(words: str, width: float) -> Iterator[str]:
-    """Yield lines of small text that are at most `width` inches long."""
+    """Yield `words` as lines of small text that are at most `width` inches long."""
     yield from textwrap.wrap(_clean(words), int(width * CHARACTERS_PER_INCH))
 
 
 def _shorten(name: str) -> str:
-    """Return a rack's name as it fits above its nodes: its end, which tells it from others."""
+    """Return a rack's name as it fits above its nodes: the end of a long name, which tells it from others."""
     return name if len(name) <= 7 else f"…{name[-6:]}"
 
 

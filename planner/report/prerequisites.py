@@ -21,7 +21,7 @@ from planner.spec.schema import Spec
 
 
 def prerequisites(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """Yield (what, value, reason) for each prerequisite of the plan.
+    """Yield (what, value, consequence) for each thing that the plan needs and that planning cannot check.
 
     Without a checkpoint, or on CPUs only, there are no prerequisites about pods.
     """
@@ -37,7 +37,7 @@ def prerequisites(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _split_racks(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite on racks under several leaf switches: traffic within such a rack uses the spine."""
+    """Yield a prerequisite if racks have several leaf switches: traffic within such a rack uses the spine."""
     leaves_of: dict[str, Counter[str]] = {}
     for node in nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations):
         if node.rack and node.leaf and (node.unusable is None or node.is_spare):
@@ -50,7 +50,7 @@ def _split_racks(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _widened_weights(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite for each phase with FP4 weights on GPUs without FP4 matmuls."""
+    """Yield a prerequisite for each phase with FP4 weights on a GPU type without FP4 matmuls."""
     for phase in spec.phases:
         gpu, precision = GPUS.get(spec.gpu_name(phase)), spec.phase(phase).precision
         if gpu is not None and "fp4" in precision and gpu.lacks_fp4:
@@ -59,7 +59,7 @@ def _widened_weights(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _engine_maps(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite if the engine reads no expert map: its balance is then at best that of the plan."""
+    """Yield a prerequisite if the engine reads no expert map: then it may balance experts worse than the plan says."""
     name, version = plan.spec.engine_name, plan.spec.engine_version or ""
     if ENGINES[name].reads_map:
         return
@@ -71,7 +71,7 @@ def _engine_maps(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _counted_nodes(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite on node names that the planner made up, if the spec only gives a number of nodes."""
+    """Yield a prerequisite on the node names that the planner made up, if the spec gives only a number of nodes."""
     nodes = spec.cluster.nodes
     if isinstance(nodes, int):
         last = f" to {names.logical_node(nodes - 1)}" if nodes > 1 else ""
@@ -80,14 +80,14 @@ def _counted_nodes(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _unnamed_weights(spec: Spec, checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite on the checkpoint's weights, if no manifest gives their digest."""
+    """Yield a prerequisite on the checkpoint's weights if their digest is not known."""
     if spec.engine_name == OURS and checkpoint["weights_digest"] is None:
         effect = "no digest is known, so ranks only compare what they read; tidemill checkpoint digest computes one"
         yield "weights", str(spec.checkpoint), effect
 
 
 def _gateway_folder(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield (kind, path, text) for the hostPath that the gateway's node must have.
+    """Yield (kind, path, consequence) for the host folder that the gateway's node must have.
 
     Nothing if the spec sets the gateway's own volumes, or an overlay of its pod.
     """
@@ -102,7 +102,7 @@ def _gateway_folder(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _guessed_images(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite for each default image of another engine, whose name is guessed from earlier versions."""
+    """Yield a prerequisite for each default image of another engine. Its name is guessed from earlier versions."""
     kubernetes, engine = spec.kubernetes, ENGINES[spec.engine_name]
     images = {"kubernetes.image": engine.image} if kubernetes.image == DEFAULT_IMAGE else {}
     if kubernetes.gateway.image is None:

@@ -21,7 +21,10 @@ class Report:
         self._sections = [section.split(".") for section in dict.fromkeys(row.section for row in self.rows)]
 
     def find(self, section: str, name: str) -> Row | None:
-        """Return the row `name` of `section`, or None. `name` may begin with subsections: `slo.ttft_ms.promised`."""
+        """Return the row `name` of `section` or None.
+
+        `name` may begin with subsections, as in `slo.ttft_ms.promised`.
+        """
         below, _, last = name.rpartition(".")
         return self._found.get((f"{section}.{below}" if below else section, last))
 
@@ -31,13 +34,13 @@ class Report:
         return "" if row is None else format_value(row)
 
     def value_and_range(self, section: str, name: str) -> tuple[str, str]:
-        """Return a row's formatted value, and its range in parentheses; both are empty if there is no such row."""
+        """Return (a row's formatted value, its range in parentheses). Both are empty if there is no such row."""
         row = self.find(section, name)
         low, high = ("", "") if row is None else format_range(row)
         return self.text(section, name), f"({low} to {high})" if low else ""
 
     def keys(self, pattern: str) -> list[tuple[str, ...]]:
-        """Return what the stars of `pattern` match in section names: [(prefill,), (decode,)] for `performance.*`."""
+        """Return what the stars of `pattern` stand for in section names: [(prefill,), (decode,)] for `phases.*`."""
         parts, found = pattern.split("."), []
         for section in self._sections:
             pairs = list(zip(parts, section, strict=False))
@@ -51,18 +54,18 @@ class Report:
 
 
 def format_value(row: Row) -> str:
-    """Return a row's value, formatted as its unit needs it."""
+    """Return a row's value as text, formatted by its unit."""
     return _format_number(row.value, row.unit)
 
 
 def format_range(row: Row) -> tuple[str, str]:
-    """Return the low and high ends of a row's range, formatted; both are empty without a range."""
+    """Return (low, high), the formatted ends of a row's range. Both are empty if the row has no range."""
     low, high = ("" if each is None else _format_number(each, row.unit) for each in (row.low, row.high))
     return low, high
 
 
 def _format_number(value: float | str, unit: str) -> str:
-    """Format a number as its unit needs it. A share below 1 is never shown as 100 %."""
+    """Return a number as text, formatted by its unit. A share below 1 is never shown as 100 %."""
     if isinstance(value, str):
         return value
     if unit in ("bytes", "bytes/s"):
@@ -80,6 +83,6 @@ def _format_number(value: float | str, unit: str) -> str:
 
 
 def _format_bytes(value: float) -> str:
-    """Format a number of bytes in the largest unit that is not larger than it."""
+    """Return a number of bytes as text, in the largest unit of B, MB, GB and TB that is not larger than the number."""
     size, unit = next(((value / size, unit) for size, unit in PREFIXES.items() if value >= size), (value, "B"))
     return f"{size:,.1f} {unit}" if unit != "B" else f"{size:,.0f} B"

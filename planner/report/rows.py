@@ -53,13 +53,13 @@ SPEC_FIGURES = {"promised", "asked_tokens_per_s", "input_tokens", "output_tokens
 
 
 def rows_of(plan: Plan) -> tuple[Row, ...]:
-    """Return all report rows of a plan, which may be compiled or loaded from a file."""
+    """Return all report rows of a plan, whether it was just compiled or loaded from a file."""
     figures = (row for topic in TOPICS for row in _rows(plan, topic, getattr(plan, topic)))
     return (*derived_rows(plan), *figures)
 
 
 def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
-    """Yield a row for each figure in `part` of the plan and in the parts of `part`."""
+    """Yield a row for each figure in `part` (a part of the plan, called `section`) and in the parts of `part`."""
     for name, value in _named_parts(part):
         if name in NO_FIGURES or value is None:
             continue
@@ -74,7 +74,10 @@ def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
 
 
 def _named_parts(part: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of each field of `part`. Of a list, yield the entries that are objects, named by `_label`."""
+    """Yield (name, value) of each field of `part`.
+
+    If it is a list, its entries that are objects are named by `_label`.
+    """
     if isinstance(part, tuple):
         parts = [each for each in part if not isinstance(each, int | float | str | tuple)]
         yield from ((_label(each, number), each) for number, each in enumerate(parts))
@@ -85,7 +88,7 @@ def _named_parts(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _label(part: Any, number: int) -> str:
-    """Return a name for a list entry: its first day, time, name or kind, or else its number."""
+    """Return a name for a list entry: its first day, time, name or kind, or else its `number` in the list."""
     if days := getattr(part, "days", ()):
         return str(days[0])
     label = next((value for name in ("at", "name", "kind", "keep_s") if (value := getattr(part, name, None))), number)
@@ -97,7 +100,10 @@ def _unit(name: str) -> str:
 
 
 def _origin(plan: Plan, section: str, name: str) -> tuple[Provenance, str]:
-    """Return how a figure came about (assumed, published, predicted ...), and its source if it has one."""
+    """Return (how a figure came about, its source or an empty text).
+
+    How is `assumed`, `published`, `predicted` and so on.
+    """
     topic, _, phase = section.partition(".")
     if topic in ("gpu", "phase_gpus"):
         source = plan.sources.get(f"{phase or 'cluster'}.gpu.{name}", "")
@@ -115,7 +121,7 @@ def _origin(plan: Plan, section: str, name: str) -> tuple[Provenance, str]:
 
 
 def _point_origin(plan: Plan, section: str, name: str) -> tuple[Provenance, str]:
-    """Return how a figure of an operating point came about, and its source if it has one."""
+    """Return (how a figure of an operating point came about, its source or an empty text)."""
     (phase,) = (each for each in plan.spec.phases if section == f"performance.{each}.operating_point")
     found = (plan.performance or {})[phase]
     if name == "utilisation" and is_set_by_ttft(plan.spec, phase):

@@ -32,7 +32,7 @@ def summary(report: Report) -> dict[str, str]:
 
 
 def _star_parts(report: Report, pattern: str) -> list[str]:
-    """Return what the only star of `pattern` matches in section names: prefill, decode for `phases.*`."""
+    """Return what the only star of `pattern` stands for in names of sections: [prefill, decode] for `phases.*`."""
     return [key for (key,) in report.keys(pattern)]
 
 
@@ -49,19 +49,19 @@ def _units(report: Report) -> str:
 
 
 def _format_count(report: Report, section: str, name: str, thing: str) -> str:
-    """Write the count in a row with its noun, in the plural unless the count is 1."""
+    """Return the count in a row with its noun: `1 node`, `2 nodes`."""
     number = report.text(section, name)
     return f"{number} {thing}" if number == "1" else f"{number} {thing}s"
 
 
 def _gpu_suffix(report: Report, phase: str) -> str:
-    """Return ` with GPU` if the phase's GPU differs from the cluster's, else an empty text."""
+    """Return ` with GPU` if the phase's GPU type differs from the cluster's, else an empty text."""
     gpu = report.text(f"phases.{phase}", "gpu")
     return "" if gpu == report.text("cluster", "gpu") else f" with {gpu}"
 
 
 def _day(report: Report) -> str:
-    """Say whether units are switched over the day, and when most and fewest are on."""
+    """Return the sentence on when most and fewest units are on, and on who switches them."""
     if report.find("schedule", "most_nodes") is None:
         return "all units are on all day"
     line = _state(report, "most")
@@ -79,12 +79,12 @@ def _day(report: Report) -> str:
 
 
 def _lacks_controller(report: Report) -> bool:
-    """Return whether units stay on despite the schedule, because no controller is set."""
+    """Return whether all units stay on despite the schedule, because no controller is set."""
     return report.text("schedule", "controller") == "not set"
 
 
 def _state(report: Report, which: str) -> str:
-    """Describe the state with `most` or `fewest` nodes: nodes, the hours in which it holds, and units."""
+    """Return words for the state of the day with the `most` or `fewest` nodes: its nodes, times, and units."""
     section = f"schedule.steps.{report.text('schedule', f'{which}_nodes_at')}"
     units = ", ".join(f"{report.text(section, f'{each}_units')} {each}" for each in _star_parts(report, "phases.*"))
     nodes = _format_count(report, "schedule", f"{which}_nodes", "node")
@@ -92,7 +92,7 @@ def _state(report: Report, which: str) -> str:
 
 
 def _cost(report: Report) -> str:
-    """Say what a day costs, what a million tokens cost, and the margin."""
+    """Return the sentence on what a day costs, what a million tokens cost, and the margin."""
     if report.find("cost", "usd_per_day") is None:
         return "unknown: the spec has no cost section"
     rates = {kind: report.text("cost", f"usd_per_million_{kind}_tokens") for kind in ("output", "input")}
@@ -105,7 +105,7 @@ def _cost(report: Report) -> str:
 
 
 def _bill_details(report: Report) -> str:
-    """Say at what GPU price the bill is, what it is without a controller, and what own nodes cost that are off."""
+    """Return words on the bill: the GPU price, the cost without a controller, and that of owned nodes that are off."""
     price, idle = report.text("cost", "usd_per_gpu_hour"), report.find("cost", "idle_usd_per_day")
     whole = report.text("cost", "usd_per_day_if_all_are_on")
     line = f" at {price} per GPU-hour" if price else ""
@@ -117,7 +117,7 @@ def _bill_details(report: Report) -> str:
 
 
 def _load(report: Report) -> str:
-    """Say whether the units can serve the traffic, how high their peak load is, and what share is answered."""
+    """Return the sentence on whether units can serve the traffic, their peak load, and the answered share."""
     phases, answered = _star_parts(report, "demand.*"), report.text("cost", "answered_share")
     if not phases:
         return "not known: no speed is predicted" if answered else "unknown: the spec has no traffic"
@@ -141,7 +141,10 @@ def _load(report: Report) -> str:
 
 
 def _speed(report: Report) -> str:
-    """Say how fast each phase is, with the range, or why nobody knows, and what one more slot per GPU would gain."""
+    """Return the sentence on each phase's speed and its range, and on what one more expert slot per GPU would gain.
+
+    If no speed is predicted, it says why.
+    """
     rates, faster = [], []
     for phase in _star_parts(report, "performance.*"):
         section = f"performance.{phase}"
@@ -156,7 +159,7 @@ def _speed(report: Report) -> str:
 
 
 def _kept_kv(report: Report) -> str:
-    """Say how long memory and disk keep a KV block, the hits with and without the disk, and what they save."""
+    """Return the sentence on kept KV: how long memory and disk keep a block, the cache hits, and what they save."""
     kept = "kv_cache.kept"
     if report.find(kept, "hit_rate") is None:
         return ""
@@ -180,7 +183,7 @@ def _kept_kv(report: Report) -> str:
 
 
 def _latency(report: Report, name: str) -> str:
-    """Say the mean and p99 of a latency, `ttft` or `tpot`, with their ranges, and whether the SLO is met."""
+    """Return the sentence on the mean and p99 of a latency, `ttft` or `tpot`, and on whether its SLO is met."""
     for phase in _star_parts(report, "performance.*"):
         section = f"performance.{phase}"
         if report.find(section, f"{name}_ms") is None:
@@ -196,7 +199,7 @@ def _latency(report: Report, name: str) -> str:
 
 
 def _latency_caveats(report: Report, phase: str, name: str) -> str:
-    """Say what a mean latency leaves out, and when latency is longer because the load exceeds the predicted one."""
+    """Return words on what a mean latency leaves out, and on when load above the predicted one makes it longer."""
     leaves_out = report.text(f"performance.{phase}", "ttft_leaves_out") if name == "ttft" else ""
     load = report.find(f"demand.{phase}", "highest_load")
     is_fuller = load is not None and isinstance(load.value, float) and load.value > 1
@@ -205,7 +208,7 @@ def _latency_caveats(report: Report, phase: str, name: str) -> str:
 
 
 def _failure(report: Report) -> str:
-    """Say what the worst single failure stops, with the fewest and with all units on, and for how long."""
+    """Return the sentence on what the worst single failure stops, with fewest and with all units on, and how long."""
     order = ("most", "fewest") if _lacks_controller(report) else ("fewest", "most")
     whens = [when for when in order if report.find(f"failure.{when}", "domain")]
     if not whens:
@@ -219,7 +222,7 @@ def _failure(report: Report) -> str:
 
 
 def _loss(report: Report, when: str) -> tuple[str, str]:
-    """Return two phrases on the worst failure: what is lost, and what that stops."""
+    """Return two phrases on the worst failure: (what is lost, which units that stops)."""
     names = ("domain", "phase", "place", "at", "units", "units_on", "share")
     domain, phase, place, at, stopped, on, share = (report.text(f"failure.{when}", name) for name in names)
     stops = f"the only {phase} unit, and so the service" if on == "1" else f"{stopped} of {on} {phase} units ({share})"
@@ -229,7 +232,7 @@ def _loss(report: Report, when: str) -> tuple[str, str]:
 
 
 def _outage_duration(report: Report, section: str) -> str:
-    """Say how long a unit is out after a failure, and why no spare takes over if none does."""
+    """Return words on how long a unit is out after a failure, and on why no spare takes over if none does."""
     if minutes := report.text(section, "recovery_minutes"):
         return f"for {minutes} min, until it serves on a spare"
     hours, off = report.text("failure", "repair"), report.text(section, "nodes_off")
@@ -239,7 +242,10 @@ def _outage_duration(report: Report, section: str) -> str:
 
 
 def _assumed(report: Report) -> str:
-    """Name the figures that nobody has published or measured. Of many in one section, name only the section."""
+    """Return the names of figures that nobody has published or measured.
+
+    Many of one section are named as the section.
+    """
     named, sections = [], dict[str, list[str]]()
     for row in report.section_rows("assumed"):
         section, _, name = row.name.rpartition(".")
@@ -257,7 +263,7 @@ def _assumed(report: Report) -> str:
 
 
 def _blockers(report: Report) -> str:
-    """Say what keeps the plan from running, and what to check first."""
+    """Return the sentence on what keeps the plan from running, and on what to check first."""
     refused, warnings = report.section_rows("refusals"), report.section_rows("warnings")
     untried, needs = report.text("plan", "untried"), report.section_rows("relies_on")
     sentences = [
@@ -270,5 +276,5 @@ def _blockers(report: Report) -> str:
 
 
 def _ids(problems: Sequence[Row]) -> str:
-    """Return the ids of the rules that refusals or warnings violate."""
+    """Return the ids of the rules in the names of refusals or warnings, such as `[S401] [S733]`."""
     return " ".join(dict.fromkeys(f"[{row.name.split()[0]}]" for row in problems))

@@ -42,7 +42,10 @@ LISTS = {  # topics shown as lists -> their titles
 
 @dataclass(frozen=True)
 class Table:
-    """What one table shows: which figures of which sections. The head of `tables.yaml` explains each field."""
+    """One table of the text: which figures of which sections it shows.
+
+    The head of `tables.yaml` explains each field.
+    """
 
     title: str
     rows: str
@@ -56,7 +59,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """All tables: the usual ones and the ones that `--full` adds, with titles of figures and heads of columns."""
+    """All tables: the usual ones and those that `--full` adds, with the titles of figures and the heads of columns."""
 
     usual: Sequence[Table]
     more: Sequence[Table]
@@ -65,7 +68,7 @@ class Tables:
 
 
 def plan_text(plan: Plan, *, full: bool = False) -> str:
-    """Return the plan's text, ending with a newline. `full` adds defaults, memory by part, and lists."""
+    """Return the plan as text that ends with a newline. `full` adds defaults, memory by part, lists and all units."""
     report, tables = Report(plan.report or ()), read_tables()
     parts = [_head(plan, report), *_problems(report), *(_list(report, topic) for topic in ("decided", "relies_on"))]
     parts += [_table(report, each) for each in (*tables.usual, *(tables.more if full else ()))]
@@ -88,7 +91,7 @@ def find_unit(plan: Plan, name: str) -> Unit:
 
 
 def unit_text(unit: Unit) -> str:
-    """Write a unit's nodes and the ranks on each node, for use during an incident."""
+    """Return a unit's nodes and the ranks on each node as text, for use during an incident."""
     lines = [("node", "ranks")]
     for node in unit.nodes:
         ranks = [rank.rank for rank in unit.rank_places if rank.node == node]
@@ -106,12 +109,12 @@ def read_tables() -> Tables:
 
 
 def _join_paragraphs(parts: Iterator[str] | Sequence[str]) -> str:
-    """Join paragraphs with blank lines, and escape invisible characters in the spec's names and paths."""
+    """Return paragraphs as text, with blank lines between them and invisible characters escaped."""
     return "".join(f"{printable(line)}\n" for line in "\n\n".join(parts).split("\n"))
 
 
 def _head(plan: Plan, report: Report) -> str:
-    """Write the plan's name, digest and summary."""
+    """Return the text's beginning: the plan's name, digest and summary."""
     shown_names = [
         textwrap.fill(
             f"  {topic:{INDENT - 2}}{sentence}", WIDTH, subsequent_indent=" " * INDENT, break_on_hyphens=False
@@ -123,7 +126,7 @@ def _head(plan: Plan, report: Report) -> str:
 
 
 def _problems(report: Report) -> Iterator[str]:
-    """Yield the engine's refusals and the plan's warnings as bulleted lists."""
+    """Yield the engine's refusals and the plan's warnings, each as a bulleted list."""
     for topic, title in (("refusals", "It cannot run:"), ("warnings", "Warnings:")):
         messages = [
             textwrap.fill(format_value(row), WIDTH, initial_indent="  - ", subsequent_indent="    ")
@@ -134,7 +137,7 @@ def _problems(report: Report) -> Iterator[str]:
 
 
 def _list(report: Report, topic: str) -> str:
-    """Write a topic's rows with values and reasons. A reason that the row before has is not repeated."""
+    """Return a topic's rows as text, with values and reasons. A reason equal to the previous row's is not repeated."""
     rows, lines = report.section_rows(topic), [(LISTS[topic], "")]
     for before, row in zip([None, *rows], rows, strict=False):
         why = "" if not row.note else "; for the same reason" if before and before.note == row.note else f"; {row.note}"
@@ -143,7 +146,7 @@ def _list(report: Report, topic: str) -> str:
 
 
 def _table(report: Report, shown: Table) -> str:
-    """Write a table with its note; return an empty string if the plan has none of the table's figures."""
+    """Return a table with its note as text; an empty text if the plan has none of the table's figures."""
     keys = report.keys(shown.rows)
     sections = {key: [_fill_stars(pattern, key) for pattern in (shown.rows, shown.beside) if pattern] for key in keys}
     every = shown.names.split() or list(
@@ -171,7 +174,7 @@ def _fill_stars(pattern: str, key: Sequence[str]) -> str:
 
 
 def _section_lines(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -> list[tuple[str, ...]]:
-    """Return a table's cells with one line per section and one column per figure."""
+    """Return a table's cells: the heading, then a line for each section, with a column for each figure."""
     labels = [tuple(part for part in key if not part.isdigit()) for key in keys]  # list indices mean nothing to readers
     heads = (_title(name, {**read_tables().titles, **read_tables().heads}) for name in names)
     lines = [(*label, *(_cell(rows[key, name]) for name in names)) for label, key in zip(labels, keys, strict=True)]
@@ -179,7 +182,10 @@ def _section_lines(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -
 
 
 def _figure_lines(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -> list[tuple[str, ...]]:
-    """Return a table's cells with one line per figure and one column per section, plus low and high for ranges."""
+    """Return a table's cells: the heading, then a line for each figure, with a column for each section.
+
+    Ranges add columns for low and high.
+    """
     ends = ("low", "high") if shown.has_ranges else ()
     lines = [(shown.title, *(head for key in keys for head in ("".join(key), *ends)))]
     for name in names:
@@ -194,7 +200,7 @@ def _cell(row: Row | None) -> str:
 
 
 def _title(name: str, titles: Mapping[str, str]) -> str:
-    """Return a figure's title from `titles`, or else its name as words."""
+    """Return a figure's title from `titles`, or else the words of its name."""
     last = name.rpartition(".")[2]
     words = last.removesuffix("_bytes").replace("_per_s", "/s").replace("_", " ").split(" ")
     written_so = {word.lower(): word for word in CAPITALS}
@@ -202,7 +208,7 @@ def _title(name: str, titles: Mapping[str, str]) -> str:
 
 
 def _nodes(plan: Plan) -> str:
-    """Write the spare nodes, and the unused nodes with the reasons."""
+    """Return the spare nodes, and the unused nodes with the reasons, as text."""
     lines, by_reason = [], dict[str, list[str]]()
     if plan.placement.spares:
         lines += wrap_note(f"Spares for units that lose a node: {format_runs(plan.placement.spares)}.")
@@ -215,7 +221,7 @@ def _nodes(plan: Plan) -> str:
 
 
 def _units(units: Sequence[Unit]) -> str:
-    """Write a table of all units with their nodes."""
+    """Return a table of all units with their nodes as text."""
     return wrap_table(
         [("unit", "placed", "nodes by rank"), *((unit.name, unit.why, format_runs(unit.nodes)) for unit in units)]
     )

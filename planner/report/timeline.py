@@ -16,7 +16,7 @@ WAITING, EXCHANGING = ".", "x"  # marks for waiting for an exchange, and for run
 
 
 def explain_layers(outlooks: Sequence[PhaseOutlook]) -> str:
-    """Describe each phase's most frequent kind of MoE layer: the microseconds of its stages, and a timeline."""
+    """Return text on each phase's most frequent kind of MoE layer: the microseconds of its stages, and a timeline."""
     parts = []
     for outlook in outlooks:
         found = outlook.prediction
@@ -44,7 +44,7 @@ def _explain_phase(found: Prediction, usual: MoeLayers) -> Iterator[str]:
 
 
 def _draw_timeline(timeline: LayerTimeline, num_micro_batches: int) -> Iterator[str]:
-    """Yield the timeline of a layer: two lines per micro-batch, for compute and for exchanges, and their legend."""
+    """Yield the lines of a layer's timeline: two per micro-batch, for compute and for exchanges, and the legend."""
     width = WIDTH - NAME_WIDTH - 2
     per_column = timeline.seconds / width if timeline.seconds else 1.0
     for index in range(num_micro_batches):
