@@ -22,7 +22,10 @@ from planner.spec.undecided import AUTO
 
 
 class Partial(dict[str, Any]):
-    """A list item without its wrong keys. A missing key may be in the file, so no rule may report it as missing."""
+    """A list item without its wrong keys.
+
+    Rules must not report a key as missing here: the file may have it, misspelt.
+    """
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class CheckedFields:
 
 
 def check_fields(data: Mapping[str, Any], unread: frozenset[str] = frozenset()) -> CheckedFields:
-    """Check each field of `data`, except at `unread` paths, whose values the YAML reader refused."""
+    """Check each field of `data`, except those at `unread` paths, whose values the YAML reader refused."""
     details = [each for each in _pydantic_errors(data) if not _is_at_or_below(path_of(each["loc"]), unread)]
     findings, renamed = _find_mistakes(details, data)
     wrong = _WrongPaths(frozenset(path_of(detail["loc"]) for detail in details) | renamed | unread)
@@ -48,7 +51,7 @@ def _is_at_or_below(path: str, others: frozenset[str]) -> bool:
 
 
 def _find_mistakes(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Finding], frozenset[str]]:
-    """Return the findings for Pydantic's `details`, and the paths of fields that are there under a misspelt key."""
+    """Return (findings for Pydantic's `details`, paths of fields that are in `data` under a misspelt key)."""
     if not details:
         return [], frozenset()
     from planner.spec.wrong_fields import explain_errors  # imported late, because most specs have no mistake
@@ -57,14 +60,14 @@ def _find_mistakes(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> 
 
 
 class _WrongPaths:
-    """The paths of wrong values, and of the sections above them."""
+    """The dotted paths of wrong values. Sections above a wrong value are known too."""
 
     def __init__(self, paths: frozenset[str]) -> None:
         self.paths = paths
         self._above = {path[:dot] for path in paths for dot in range(len(path)) if path[dot] == "."}
 
     def is_below(self, path: str) -> bool:
-        """Return whether a wrong value is below `path`."""
+        """Return whether a wrong value is somewhere below `path`."""
         return path in self._above
 
 
@@ -95,12 +98,12 @@ def _valid_values(section: type[BaseModel], data: Any, wrong: _WrongPaths, prefi
 
 
 def _is_undecided(field: FieldInfo, value: Any) -> bool:
-    """Return whether the value is `auto`, which no rule can read yet."""
+    """Return whether the field's value is `auto`. No rule can check it yet."""
     return value == AUTO and may_be_auto(field)
 
 
 def _right_items(path: str, items: list[Any], wrong: _WrongPaths) -> list[Any]:
-    """Return `items` without their wrong keys, so rules can check the rest."""
+    """Return the list `items` at `path`, each item without its wrong keys, so that rules can check the rest."""
     mistakes: dict[int, set[str]] = {}
     for each in wrong.paths:
         if each.startswith(f"{path}."):

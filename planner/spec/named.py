@@ -27,7 +27,7 @@ FILES = ("model.config", "expert_load.file", "traffic.history", "traffic.trace")
 
 
 class NamedInputs:
-    """The catalog entries and files that a spec names. Rules read them under paths of their own."""
+    """The catalog entries and the contents of files that a spec names, each in `resolved` under a path of its own."""
 
     def __init__(self, folder: Path, values: dict[str, Any]) -> None:
         self.folder = folder
@@ -114,7 +114,7 @@ class NamedInputs:
             self.findings.append(Finding("traffic.trace", written, rule, str(error), "see docs/simulate.md"))
 
     def _keep_own_gpu(self, values: Mapping[str, Any]) -> None:
-        """Keep the GPU that the spec describes, if its fields are valid."""
+        """Keep the figures of the GPU that the spec itself describes, if its fields are valid."""
         with suppress(ValidationError):
             section = {name: values.get(f"cluster.gpu.{name}") for name in GpuSpec.model_fields}
             resource = values.get("kubernetes.gpu_resource") or OF_OWN_GPUS
@@ -128,14 +128,14 @@ class NamedInputs:
 
 
 def _without_demand(written: str) -> Finding:
-    """Return the finding of S610 for past days: nothing can be planned for a day without demand."""
+    """Return the finding S610 for a history of days without any demand, which cannot be planned."""
     rule, reason = "S610 must be above 0 in some hour", "the day's tokens must arrive at some hour"
     fix = "leave it out to spread tokens evenly over the day"
     return Finding("traffic.history", written, rule, reason, fix)
 
 
 def _catalog_model(path: str, name: str) -> Model | Finding:
-    """Return the catalog's model `name`."""
+    """Return the catalog's model `name`, or the finding for the field at `path` if there is none."""
     if name in MODELS:
         return MODELS[name]
     meant = find_spelling(name)
@@ -153,7 +153,7 @@ def _catalog_gpu(path: str, name: str) -> Gpu | Finding:
 
 
 def _own_gpu(spec: GpuSpec, resource: str) -> Gpu:
-    """Return the GPU that a spec describes; pods request it as `resource`."""
+    """Return the figures of the GPU that a spec describes. Pods request it as `resource`."""
     figures = {
         "usable_bytes": spec.memory,
         "nvlink_gb_per_s": spec.nvlink and spec.nvlink / BITS_PER_BYTE,

@@ -28,7 +28,7 @@ from planner.spec.yaml import Document, Place
 
 
 def apply_overlay(base: Document, overlay: Document) -> Document:
-    """Return `base` with the values of `overlay` merged into it."""
+    """Return the spec `base` with the values of the spec `overlay` merged into it."""
     base = _with_sections_in_full(base, overlay.data)
     overlay = _with_names_from(base, overlay)
     gone = set(_replaced_paths(base.data, overlay.data))
@@ -45,9 +45,12 @@ def apply_overlay(base: Document, overlay: Document) -> Document:
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any], section: type[BaseModel] | None) -> dict[str, Any]:
-    """Return `below` with `above` merged into it. `section` declares their fields; None if users choose the keys.
+    """Return the mapping `below` with `above` merged into it.
 
-    A `null` that removes nothing is kept unless its key is a field: it may be an unknown key, or part of a pod's patch.
+    `section` declares their fields; None if users choose the keys.
+
+    A `null` that removes nothing is kept unless its key is a field: it may be an unknown key, or part of a pod's
+    patch.
     """
     result = dict(below)
     for key, value in above.items():
@@ -63,7 +66,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any], section: type[Bas
 
 
 def _replaced_paths(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield each path whose whole value `above` replaces, and all paths inside that value in `below`."""
+    """Yield each path in `below` whose value `above` replaces as a whole, and all paths inside such values."""
     for key, value in above.items():
         at, there = f"{path}.{key}".lstrip("."), below.get(key)
         if isinstance(value, dict) and isinstance(there, dict):
@@ -80,7 +83,7 @@ def _paths_in(value: Any, path: str) -> Iterator[str]:
 
 
 def _with_sections_in_full(base: Document, overlay: Mapping[str, Any]) -> Document:
-    """Return `base` with those sections in full form that `overlay` writes as mappings."""
+    """Return `base` with the full form of each section that `overlay` writes as a mapping."""
     data = expand_short_forms(base.data, [f"{key}.*" for key, value in overlay.items() if isinstance(value, dict)])
     moved = {key: f"{key}.{SHORT_FORMS[key]}" for key in data if data[key] is not base.data[key]}
 
@@ -92,7 +95,7 @@ def _with_sections_in_full(base: Document, overlay: Mapping[str, Any]) -> Docume
 
 
 def _with_names_from(base: Document, overlay: Document) -> Document:
-    """Return `overlay` with its file names made relative to the folder of `base`. Links to folders are followed."""
+    """Return `overlay` with its file names made relative to the folder of `base`. Links to folders are resolved."""
     ours, theirs = Path(overlay.file).parent, Path(base.file).parent
     if ours == theirs:
         return overlay

@@ -200,7 +200,10 @@ class OverlaySpec(Section):
 
 
 def volume_of(path: str, volumes: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the index of the volume that contains `path` in pods; of several, the one mounted deepest; else None."""
+    """Return the index of the volume that contains `path` in pods; None if there is none.
+
+    Of several, that is the one mounted deepest.
+    """
     above = {
         index: volume["mount_path"] for index, volume in enumerate(volumes) if is_in(path, volume.get("mount_path"))
     }
@@ -208,10 +211,10 @@ def volume_of(path: str, volumes: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def is_in(path: str, folder: str | None) -> bool:
-    """Return whether `path` is `folder` or inside it."""
+    """Return whether `path` is the folder `folder`, or inside it."""
     return folder is not None and (path == folder or path.startswith(f"{folder.rstrip('/')}/"))
 
 
 def paths_overlap(path: str, other: str) -> bool:
-    """Return whether the two paths are equal, or one is inside the other."""
+    """Return whether two paths are equal, or one is inside the other."""
     return is_in(path, other) or is_in(other, path)

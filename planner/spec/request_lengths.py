@@ -14,7 +14,7 @@ OUTPUT_SHARE = 1 / 3  # of a request's tokens, in mixed units without traffic; a
 
 @dataclass(frozen=True)
 class RequestLengths:
-    """The mean number of tokens of a request."""
+    """The mean lengths of a request, in tokens."""
 
     prompt: int
     output: int
@@ -23,7 +23,7 @@ class RequestLengths:
 
 
 def request_lengths(spec: Spec, phase: Phase) -> RequestLengths:
-    """Return the mean request lengths with which to predict `phase`, which has no operating point."""
+    """Return the mean lengths of a request in `phase`, for a spec without an operating point of that phase."""
     traffic = spec.traffic
     if traffic is not None and traffic.requests is not None:
         prompt, output = (
@@ -38,7 +38,7 @@ def request_lengths(spec: Spec, phase: Phase) -> RequestLengths:
 
 
 def describe_assumed_lengths(spec: Spec, *phases: Phase) -> str:
-    """Return a clause that names the assumed lengths of `phases`, by default all; empty if none is assumed."""
+    """Return a clause with the assumed request lengths of `phases` (by default of all); empty if none is assumed."""
     without = [phase for phase in phases or spec.phases if getattr(spec.operating_point, phase) is None]
     assumed = {each: lengths for each in without if (lengths := request_lengths(spec, each)).are_assumed}
     if not assumed:

@@ -38,12 +38,12 @@ class ResolvedSpec:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Return the phases that the spec has: prefill and decode, or mixed."""
+        """The phases that the spec has: prefill and decode, or mixed."""
         return self.written.phases
 
     @property
     def expert_loads(self) -> Loads:
-        """Return the loads in `expert_load.file`, or loads drawn with its alpha and seed."""
+        """The loads `[layers][experts]` of `expert_load.file`, or else loads drawn with the spec's alpha and seed."""
         if self.measured_loads is not None:
             return self.measured_loads
         drawn, model = self.written.expert_load, self.model
@@ -51,12 +51,12 @@ class ResolvedSpec:
         return draw_loads(drawn.alpha, drawn.seed, *sizes)
 
     def gpu_of(self, phase: Phase) -> Gpu:
-        """Return the GPU of `phase`."""
+        """Return the figures of the GPU model that `phase` uses."""
         name = self.written.gpu_name(phase)
         return self.gpu if name == self.cluster.gpu_name else GPUS[name]
 
     def named_gpus(self) -> Iterator[tuple[str, str, Gpu]]:
-        """Yield (path of the field that names it, name, figures) of each GPU model that a phase uses."""
+        """Yield (path of the field that names it, name, figures) of each GPU model that some phase uses."""
         if any(self.phase(phase).gpu is None for phase in self.phases):
             yield "cluster.gpu", self.cluster.gpu_name, self.gpu
         for phase in self.phases:
@@ -65,35 +65,35 @@ class ResolvedSpec:
 
     @property
     def cluster(self) -> ClusterSpec:
-        """Return the spec's cluster."""
+        """The spec's `cluster` section."""
         return self.written.cluster
 
     @property
     def loaded_model(self) -> Model:
-        """Return the model that phases load: with an MTP module if tokens are drafted."""
+        """The model as phases load it: with an MTP module if tokens are drafted."""
         return self.model.with_drafts() if self.written.draft_tokens else self.model
 
     @property
     def has_windows_of_traffic(self) -> bool:
-        """Whether the schedule's windows are or were `auto`, so that their units follow from traffic."""
+        """Whether `schedule.windows` was written as `auto`, so that the units in each window follow from traffic."""
         return bool({"schedule", "schedule.windows"} & self.document.autos)
 
     def phase(self, phase: Phase) -> PhaseSpec:
-        """Return the section of `phase`."""
+        """Return the spec's section `phase`."""
         return self.written.phase(phase)
 
     def with_numbers(self, phase: Phase, numbers: Mapping[str, int]) -> "ResolvedSpec":
-        """Return the spec with `numbers` in the section of `phase`, unchecked, to try sizes."""
+        """Return the spec with other numbers (field -> number) in the section `phase`. They are not checked."""
         section = self.phase(phase).model_copy(update=dict(numbers))
         return replace(self, written=self.written.model_copy(update={phase: section}))
 
     def locate(self, finding: Finding) -> Finding:
-        """Return `finding` with its line in the file."""
+        """Return `finding` with the file, line and column of the field that it is about."""
         return self.document.locate(finding)
 
 
 def use_forecast(spec: Spec, forecast: "Forecast | None") -> Spec:
-    """Return `spec` with the forecast's quantile as its profile, if it has a history in place of a profile.
+    """Return `spec` with the forecast's quantile as its traffic profile; unchanged without a forecast.
 
     Tokens and requests are scaled to the forecast day, because those of the spec are for the median day.
     """

@@ -58,7 +58,7 @@ class WindowSpec(Section):
     )
 
     def num_units(self, phase: Phase) -> int:
-        """Return the number of units of `phase`; 0 if the deployment has no such phase."""
+        """Return the number of units of `phase` that are on; 0 if the window gives none."""
         return {"prefill": self.prefill_units, "decode": self.decode_units, "mixed": self.mixed_units}[phase] or 0
 
 
@@ -76,7 +76,7 @@ class UnitCounts(Section):
     )
 
     def of(self, phase: Phase) -> int:
-        """Return the number of units of `phase`, 1 if none is given."""
+        """Return the number of units of `phase`; 1 if it is not given."""
         return {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}[phase] or 1
 
 
@@ -167,7 +167,7 @@ class ScheduleSpec(Section):
 
     @property
     def all_windows(self) -> list[WindowSpec]:
-        """Return the windows of all days."""
+        """The windows of ordinary and of special days."""
         return [*self.windows, *(window for other in self.other_days for window in other.windows)]
 
     @model_validator(mode="before")
@@ -177,7 +177,7 @@ class ScheduleSpec(Section):
 
 
 def weeks_of(schedule: ScheduleSpec) -> Iterator[tuple[Sequence[WindowSpec], ...]]:
-    """Yield cycles of days, each day as its windows: the ordinary day alone, and the week around each special day."""
+    """Yield sequences of days as windows, which repeat: ordinary days, and the week around each special day."""
     yield (schedule.windows,)
     others = [other.days for other in schedule.other_days]
     for day in (day for days in others for day in days):
@@ -186,7 +186,7 @@ def weeks_of(schedule: ScheduleSpec) -> Iterator[tuple[Sequence[WindowSpec], ...
 
 
 def active_minutes(schedule: ScheduleSpec | None, phase: Phase, index: int) -> int:
-    """Return the minutes of an ordinary day for which unit `index` of `phase` is on."""
+    """Return how many minutes of an ordinary day unit number `index` of `phase` is on."""
     if schedule is None:
         return DAY_MINUTES
     lengths = zip(schedule.windows, window_minutes(schedule), strict=True)
@@ -194,7 +194,10 @@ def active_minutes(schedule: ScheduleSpec | None, phase: Phase, index: int) -> i
 
 
 def window_minutes(schedule: ScheduleSpec) -> list[int]:
-    """Return the minutes that each window lasts, in the order of the spec. A rule ensures that starts differ."""
+    """Return the minutes that each window of an ordinary day lasts, `[windows]`, in the order of the spec.
+
+    A rule ensures that no two windows start at the same time.
+    """
     starts = window_starts(schedule)
     ordered = sorted(starts)
     following = dict(zip(ordered, [*ordered[1:], ordered[0] + DAY_MINUTES], strict=True))
@@ -202,5 +205,5 @@ def window_minutes(schedule: ScheduleSpec) -> list[int]:
 
 
 def window_starts(schedule: ScheduleSpec) -> list[int]:
-    """Return the minute of the day at which each window starts, in the order of the spec."""
+    """Return the minute of the day at which each window starts, `[windows]`, in the order of the spec."""
     return [minute_of(window.at) for window in schedule.windows]

@@ -118,7 +118,7 @@ class GatewaySpec(Section):
 
 
 def _this_version(written: Any) -> int:
-    """Accept only the integer 1; a Literal would also accept `true` and `1.0`."""
+    """Return the version if it is the integer 1, else raise an error. A Literal would also accept `true` and `1.0`."""
     if type(written) is not int or written != 1:
         raise PydanticKnownError("literal_error", {"expected": "1"})
     return written
@@ -234,35 +234,35 @@ class Spec(Section):
 
     @property
     def engine_name(self) -> EngineName:
-        """Return the name of the engine."""
+        """The engine's name, such as `sglang`."""
         return self.engine.name if isinstance(self.engine, EngineSpec) else self.engine
 
     def engine_args(self, phase: Phase) -> dict[str, Any]:
-        """Return the engine options that the spec adds for `phase`: its `engine_args` override `engine.args`."""
+        """Return option -> value that the spec adds for the engine in `phase`: `engine_args` override `engine.args`."""
         of_all = self.engine.args if isinstance(self.engine, EngineSpec) else {}
         return of_all | self.phase(phase).engine_args
 
     @property
     def engine_version(self) -> str | None:
-        """Return the engine's version; None for the bundled runtime, whose image decides it."""
+        """The engine's version; None for the bundled runtime, whose version its image decides."""
         written = self.engine.version if isinstance(self.engine, EngineSpec) else None
         return written or ENGINES[self.engine_name].newest
 
     @property
     def named_model(self) -> tuple[str, str | None]:
-        """Return the field that names the model (`model`, `model.catalog` or `model.config`), and the name."""
+        """(field, its value) for the field that names the model: `model`, `model.catalog` or `model.config`."""
         if isinstance(self.model, str):
             return "model", self.model
         return ("model.catalog", self.model.catalog) if self.model.catalog else ("model.config", self.model.config)
 
     @property
     def served_model_name(self) -> str:
-        """Return the model's name in /v1/models."""
+        """The model's name in /v1/models."""
         return (self.model if isinstance(self.model, str) else self.model.name) or self.name
 
     @property
     def split_rule(self) -> SplitRule:
-        """Return the rule by which tokens choose replicas: the engine's, or the spec's if the engine has a choice."""
+        """The rule by which tokens choose replicas: the engine's own or, if the engine has a choice, the spec's."""
         return ENGINES[self.engine_name].split or self.split
 
     @property
@@ -272,11 +272,14 @@ class Spec(Section):
 
     @property
     def checkpoint(self) -> str | None:
-        """Return the path of the weights at run time, or None."""
+        """The path of the weights at run time; None if the spec gives none."""
         return None if isinstance(self.model, str) else self.model.checkpoint
 
     def device(self, phase: Phase) -> Device:
-        """Return PyTorch's device type for ranks of `phase`; a GPU that the spec describes is a CUDA device."""
+        """Return PyTorch's device type (`cuda` or `cpu`) for ranks of `phase`.
+
+        A GPU that the spec describes is `cuda`.
+        """
         name = self.gpu_name(phase)
         return GPUS[name].device if name in GPUS else "cuda"
 
@@ -286,31 +289,31 @@ class Spec(Section):
         return any(self.device(phase) == "cuda" for phase in self.phases)
 
     def gpu_name(self, phase: Phase) -> str:
-        """Return the name of the GPU of `phase` in plans."""
+        """Return the name of the GPU model of `phase`, as plans write it."""
         return self.phase(phase).gpu or self.cluster.gpu_name
 
     @property
     def gpu_names(self) -> tuple[str, ...]:
-        """The names of the phases' GPUs, each once."""
+        """The names of the GPU models that phases use, each once."""
         return tuple(dict.fromkeys(map(self.gpu_name, self.phases)))
 
     @property
     def draft_tokens(self) -> int:
-        """Return the number of tokens drafted for a request in a step. Prefill only computes KV for drafting."""
+        """The number of tokens that are drafted for each request in a step of decode or mixed."""
         return self.phase(self.phases[-1]).draft_tokens
 
     @property
     def drain_s(self) -> float:
-        """Return the seconds in which a terminating process may finish its answers."""
+        """The seconds that a terminating process has to finish its answers."""
         if self.kubernetes.drain is not None:
             return self.kubernetes.drain
         return max(LEAST_DRAIN_S, self.paid_drain_s or 0.0)
 
     @property
     def paid_drain_s(self) -> float | None:
-        """Return how many seconds a unit that the controller drains keeps its nodes; None if there is no controller.
+        """The seconds for which a unit that the controller drains keeps its nodes; None without controller or schedule.
 
-        It is shorter in a rehearsal, where `controller.pace` makes the day run faster than requests do.
+        They are fewer in a rehearsal, where `controller.pace` makes the day run faster than requests do.
         """
         controller, schedule = self.kubernetes.controller, self.schedule
         if controller is None or schedule is None:
@@ -318,13 +321,13 @@ class Spec(Section):
         return schedule.drain / controller.pace
 
     def num_units(self, phase: Phase) -> int:
-        """Return the most units of `phase` that are on at a time."""
+        """Return the largest number of units of `phase` that are on at the same time."""
         if self.schedule is None or is_undecided(self.schedule.windows):
             return self.phase(phase).units
         return max(window.num_units(phase) for window in self.schedule.all_windows)
 
     def phase(self, phase: Phase) -> PhaseSpec:
-        """Return the section of `phase`, which must exist."""
+        """Return the spec's section `phase`, which must exist."""
         section = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}[phase]
         assert section is not None
         return section

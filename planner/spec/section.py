@@ -36,16 +36,19 @@ class Section(BaseModel):
 
 
 def find_tag(value: Any) -> str:
-    """Return the union tag of a value: `<own>` for a section that the user wrote, `<name>` for a catalog name."""
+    """Return a value's tag for Pydantic's unions: `<own>` for a section that the user wrote, `<name>` for a name."""
     return "<own>" if isinstance(value, dict | Section) else "<name>"
 
 
 def one_of(names: Iterable[str], *, or_text: bool = False) -> WithJsonSchema:
-    """Return a JSON schema from which editors complete `names`. It does not check names: reading their figures does."""
+    """Return a JSON schema from which editors complete `names`.
+
+    Other names are refused later, when they are looked up.
+    """
     listed = {"enum": list(names), "type": "string"}
     return WithJsonSchema({"anyOf": [listed, {"type": "string", "minLength": 1}]} if or_text else listed)
 
 
 def quantity_field(default: str, description: str, example: str | None = None) -> Any:
-    """Return a field whose default is text with a unit; the example is the default unless given."""
+    """Return a field for a number with a unit, whose default is such text. The example is the default unless given."""
     return Field(default=default, validate_default=True, description=description, examples=[example or default])

@@ -52,12 +52,12 @@ MERGE_KEYS: Mapping[str, Mapping[str, str]] = {
 
 
 def keys_of_kind(kind: str) -> MergeKeys:
-    """Return the merge keys in objects of `kind`; `JSON_MERGE` for a kind that is not Kubernetes' own."""
+    """Return list field -> the key of its items, for objects of `kind`; `JSON_MERGE` for kinds of custom resources."""
     return MERGE_KEYS.get(kind, JSON_MERGE)
 
 
 def merge_patch(base: Mapping[str, Any], patch: Mapping[str, Any], keys: MergeKeys) -> dict[str, Any]:
-    """Return `base` with `patch` merged into it."""
+    """Return the mapping `base` with `patch` merged into it. `keys` says which lists are merged item by item."""
     directive = patch.get(DIRECTIVE) if keys is not JSON_MERGE else None
     if directive == "delete":
         return {}
@@ -81,7 +81,7 @@ def _merged_value(base: Any, patch: Any, field: str, keys: MergeKeys) -> Any:
 
 
 def _merged_items(base: Sequence[Any], patch: Sequence[Any], key: str, keys: MergeKeys) -> list[Any]:
-    """Merge items with the same `key`, in the order of `base`; new items come last."""
+    """Return the list `base` with `patch` merged into it, items with the same `key` into one; new items come last."""
     result = [] if {DIRECTIVE: "replace"} in patch else list(base)
     for item in patch:
         if item == {DIRECTIVE: "replace"}:

@@ -107,21 +107,21 @@ class TrafficSpec(Section):
         return self.input_tokens * (1 - self.cache_hit_rate) if phase == "prefill" else self.output_tokens
 
     def peak_per_s(self, phase: Phase) -> float:
-        """Return the highest demand on `phase`, in tokens/s, over all entries of all days."""
+        """Return the highest rate that traffic demands of `phase`, in tokens/s, over the profiles of all days."""
         profile = self.profile or [1.0] * HOURS
         return self.tokens_of(phase) * self.busiest / fsum(profile) / (DAY_S / len(profile))
 
     @property
     def busiest(self) -> float:
-        """Return the highest demand over all entries of all days."""
+        """The highest entry over the profiles of all days, in the profile's unit."""
         return max(max(each) for each in (self.profile or [1.0], *(other.profile for other in self.other_days)))
 
     def profile_on(self, day: str | None) -> list[float] | None:
-        """Return the profile of a date or a weekday; by default that of ordinary days."""
+        """Return the profile of `day` (a date or weekday; None: an ordinary day); None if demand is constant."""
         index = None if day is None else entry_of(day, [each.days for each in self.other_days])
         return self.profile if index is None else self.other_days[index].profile
 
     def day_scale(self, day: str | None) -> float:
-        """Return the tokens of a date or weekday divided by those of an ordinary day."""
+        """Return the tokens of `day` (a date or weekday; None: an ordinary day) over those of an ordinary day."""
         profile, own = self.profile or [1.0], self.profile_on(day) or [1.0]
         return fsum(own) / len(own) / (fsum(profile) / len(profile))

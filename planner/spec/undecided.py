@@ -19,7 +19,7 @@ AUTO = "auto"
 
 
 def is_undecided(value: object) -> bool:
-    """Return whether `value` is `auto`, which the static types of such fields leave out."""
+    """Return whether a field's value is `auto`. Static types of such fields leave this value out."""
     return value == AUTO
 
 

@@ -36,12 +36,12 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Return the reason why the name does not exist here."""
+        """The reason why the name does not exist in our spec."""
         return self.why or f"tidemill calls it {self.write}"
 
     @property
     def places(self) -> Sequence[str | None]:
-        """Return the places where the row applies; None means everywhere."""
+        """The sections or fields where the row applies; None means everywhere."""
         return [self.at] if self.at is None or isinstance(self.at, str) else self.at
 
 
@@ -52,13 +52,16 @@ def read_table() -> Sequence[Row]:
 
 
 def find_row(place: str, name: str) -> Row | None:
-    """Return the row for a key in the section `place`, or for a value of the field `place`."""
+    """Return the row for the key `name` in the section `place`, or for the value `name` of the field `place`.
+
+    None if there is no row.
+    """
     rows = _rows_by_name()
     return rows.get((place, fold_spelling(name))) or rows.get((None, fold_spelling(name)))
 
 
 def explain_unknown_key(detail: ErrorDetails, spec: Mapping[str, Any]) -> Finding:
-    """Return the finding for the unknown key in Pydantic's `detail`."""
+    """Return the finding for the unknown key that Pydantic's error `detail` is about."""
     parent, name = path_of(detail["loc"][:-1]), str(detail["loc"][-1])
     reason, fix = _explain_key(parent, name, list(section_at(detail["loc"]).model_fields), detail["input"], spec)
     rule = f"S201 is not a key of {parent or 'the spec'}"
@@ -68,7 +71,7 @@ def explain_unknown_key(detail: ErrorDetails, spec: Mapping[str, Any]) -> Findin
 def _explain_key(
     parent: str, name: str, fields: Sequence[str], value: Any, spec: Mapping[str, Any]
 ) -> tuple[str, Fix | str]:
-    """Return the reason why the section `parent` has no key `name`, and the fix."""
+    """Return (reason why the section `parent` has no key `name`, fix)."""
     row = find_row(table_key(parent), name)
     if row and not row.write:
         return row.reason, removal()
@@ -86,7 +89,10 @@ def _explain_key(
 
 
 def _move(parent: str, meant: Sequence[str], value: Any, spec: Mapping[str, Any]) -> Fix | str:
-    """Return the fix that moves the value to the field in `meant`; words alone unless the move is certain."""
+    """Return the fix that moves the value to the field that `meant` names; only words unless the move is certain.
+
+    `meant` has the paths of all fields that may have been meant.
+    """
     if len(meant) > 1:
         return f"write {' or '.join(meant)}"
     words = f"did you mean {meant[0].removeprefix(f'{parent}.')}?"
@@ -95,7 +101,7 @@ def _move(parent: str, meant: Sequence[str], value: Any, spec: Mapping[str, Any]
 
 
 def _is_free(path: str, spec: Mapping[str, Any]) -> bool:
-    """Return whether `path` has no value yet and could have one."""
+    """Return whether the spec has no value at `path`, and could have one there."""
     here: Any = spec
     *above, last = path.split(".")
     for part in above:
@@ -109,7 +115,7 @@ def _is_free(path: str, spec: Mapping[str, Any]) -> bool:
 
 
 def _find_homes(name: str, spec: Mapping[str, Any]) -> Sequence[str]:
-    """Return the least nested paths that end in `name`.
+    """Return the least nested paths of fields called `name`.
 
     Fields in lists, or in phases that the spec lacks, are left out.
     """
@@ -120,7 +126,7 @@ def _find_homes(name: str, spec: Mapping[str, Any]) -> Sequence[str]:
 
 @cache
 def _field_paths() -> Sequence[str]:
-    """Return the paths of all fields outside lists."""
+    """Return the dotted paths of all fields of the spec outside lists."""
     return list(_fields_of(Spec, ""))
 
 

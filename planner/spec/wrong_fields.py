@@ -45,7 +45,7 @@ READ_AS: Mapping[str, tuple[type, ...]] = {"int_type": (int,), "float_type": (in
 
 
 def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> tuple[list[Finding], frozenset[str]]:
-    """Return the findings for Pydantic's `details`, and the paths of fields that are in `data` under a misspelt key.
+    """Return (findings for Pydantic's `details`, paths of fields that are in `data` under a misspelt key).
 
     A misspelt key is one mistake: the field that was meant is not also reported as missing.
     """
@@ -58,7 +58,7 @@ def explain_errors(details: Sequence[ErrorDetails], data: Mapping[str, Any]) -> 
 
 
 def _is_renamed(detail: ErrorDetails, renamed: frozenset[str]) -> bool:
-    """Return whether a missing field is in the file under a misspelt key."""
+    """Return whether Pydantic's error is about a missing field that is in the file under a misspelt key."""
     path = path_of(detail["loc"])
     return detail["type"] == "missing" and any(f"{each}.".startswith(f"{path}.") for each in renamed)
 
@@ -71,7 +71,10 @@ def _report_unlisted(number: int) -> list[Finding]:
 
 
 def _field_finding(detail: ErrorDetails) -> Finding:
-    """Return the finding for a field. A list or mapping in place of a value may hold secrets and is not quoted."""
+    """Return the finding for Pydantic's error about one field.
+
+    A list or mapping in place of a value may hold secrets and is not quoted.
+    """
     path, kind, value, limits = path_of(detail["loc"]), detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "missing":
         return Finding(path, None, "S202 is required", sentence_of(field_at(path)), example_at(path))
@@ -80,7 +83,7 @@ def _field_finding(detail: ErrorDetails) -> Finding:
 
 
 def _explain_wrong_value(path: str, kind: str, value: Any, limits: Mapping[str, Any]) -> tuple[str, str, Fix | str]:
-    """Return the rule that `value` breaks, the reason and the fix."""
+    """Return (the rule that `value` breaks, the reason, the fix)."""
     field = field_at(path)
     if kind in WANTED:
         return (
@@ -98,7 +101,10 @@ def _explain_wrong_value(path: str, kind: str, value: Any, limits: Mapping[str, 
 
 
 def _describe_accepted(path: str, kind: str) -> str:
-    """Return what the field at `path` takes. Pydantic would name only one of several forms, or a list's items."""
+    """Return words for the values that the field at `path` accepts, such as `a number or auto`.
+
+    Pydantic would name only one of several forms, or a list's items.
+    """
     field, wanted = field_at(path), [WANTED[kind]]
     if not path.rpartition(".")[2].isdecimal():
         wanted += ["a list"] if holds_list(field) else [WANTED["model_type"]] if section_of(field) else []
@@ -107,7 +113,7 @@ def _describe_accepted(path: str, kind: str) -> str:
 
 
 def _offer_value(path: str, meant: Any) -> Fix | str:
-    """Return the fix that writes `meant`, or an example if `meant` is None; words alone if it may be a secret."""
+    """Return the fix that writes `meant`, or an example if that is None; only words if the value may be a secret."""
     if meant is None:
         return example_at(path)
     words = "write it as a list" if isinstance(meant, list) else f"did you mean {as_yaml(meant)}?"  # it may be a secret
@@ -131,7 +137,7 @@ def _choice(path: str, value: Any) -> tuple[str, Fix | str]:
 
 
 def _bound_in_words(kind: str, limits: Mapping[str, Any]) -> str:
-    """Return the bound that a value must keep, in words such as `be at least 1`."""
+    """Return words for the bound that a value must keep, such as `be at least 1`."""
     thing = "character" if kind.startswith("string") else "item"
     match limits:
         case {"word": word, "bound": bound}:
@@ -146,14 +152,17 @@ def _bound_in_words(kind: str, limits: Mapping[str, Any]) -> str:
 
 
 def _out_of_bounds(path: str, value: Any, limits: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the reason and the nearest bound, which is no change: the user may have meant another unit."""
+    """Return (reason, the nearest bound in words) for a value out of bounds.
+
+    The bound is no change of the spec: the user may have meant another unit.
+    """
     if isinstance(value, str | list) and "bound" not in limits:
         return f"it has {len(value):,}", "shorten it" if "max_length" in limits else example_at(path)
     return sentence_of(field_at(path)), f"nearest: {limits.get('bound', limits.get('ge', limits.get('le')))}"
 
 
 def _convert_value(kind: str, value: Any) -> Any:
-    """Return the value in the form that the field takes: with quotes, without them, or as a list; None if unclear."""
+    """Return `value` in the form that the field takes: with quotes, without quotes, or as a list; None if unclear."""
     if kind == "list_type":
         return [value] if isinstance(value, str | int | float) else None
     if kind == "string_type":
@@ -165,7 +174,7 @@ def _convert_value(kind: str, value: Any) -> Any:
 
 
 def example_at(path: str) -> str:
-    """Return the declared example of the field at `path`, as a fix if the value gives no hint."""
+    """Return the declared example of the field at `path`, as a fix for values that give no hint."""
     field, name = field_at(path), path.rpartition(".")[2]
     example = _first_example(field)
     if not name.isdecimal():
@@ -174,7 +183,7 @@ def example_at(path: str) -> str:
 
 
 def as_yaml(value: Any) -> str:
-    """Return the value as YAML on one line."""
+    """Return a value as YAML on one line."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {as_yaml(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
@@ -183,7 +192,7 @@ def as_yaml(value: Any) -> str:
 
 
 def _first_example(field: FieldInfo) -> Any:
-    """Return the declared example, or a section's required keys."""
+    """Return the field's first declared example; without one, a mapping of its section's required keys."""
     return field.examples[0] if field.examples else _required(section_of(field))
 
 

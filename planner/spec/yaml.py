@@ -44,7 +44,7 @@ Place = tuple[str, int, int]  # file, line, column
 
 @dataclass(frozen=True)
 class Document:
-    """A spec's data, and the place of each part in its file or an overlay."""
+    """A spec's data, and the file, line and column of each key and value."""
 
     file: str  # names of other files are relative to its folder
     data: dict[str, Any]
@@ -57,14 +57,14 @@ class Document:
 
     @property
     def unread(self) -> frozenset[str]:
-        """Return the paths of refused values, such as aliases. No other finding is about these paths."""
+        """The paths of values that the reader refused, such as aliases. No other finding is about these paths."""
         return frozenset(path for path, _ in self.refused)
 
     def locate(self, finding: Finding) -> Finding:
-        """Return `finding` with a place: its value, the key of a section or empty value, or the nearest parent's key.
+        """Return `finding` with its place: that of its value, of its key for a section, or of the nearest parent's key.
 
-        A list item's place is its start. The finding shows the file's value: if that is `auto`, the decided number
-        moves to the reason.
+        A list item's place is its start. The finding shows the file's value: if that is `auto`, the decided
+        number moves to the reason.
         """
         if finding.path in self.file_names and isinstance(finding.value, str):
             finding = replace(finding, value=self.file_names[finding.path])
@@ -80,19 +80,19 @@ class Document:
         return finding.at(*places.get(path, (self.file, 1, 1)))
 
     def _files_to_change(self, changes: Sequence[Change]) -> dict[str, str]:
-        """Return the file in which to write each changed path: the last one with a value there."""
+        """Return changed path -> the file in which to write it, which is the last one that has a value there."""
         paths = dict.fromkeys(path for change in changes for path in change)
         return {path: self.values[self._nearest_written(path)][0] for path in paths}
 
     def _nearest_written(self, path: str) -> str:
-        """Return `path` or its nearest parent in a file; the empty path is the whole spec."""
+        """Return `path`, or its nearest parent that a file has. The empty path is the whole spec."""
         while path and path not in self.values:
             path = path.rpartition(".")[0]
         return path
 
 
 def read_document(path: Path) -> Document:
-    """Return the document in the file at `path`, refused parts included.
+    """Return the document in the file at `path`. Its refused parts are in `Document.refused`.
 
     Raises SpecError if the file cannot be read or is no YAML mapping.
     """
@@ -111,7 +111,10 @@ def read_content(path: Path) -> bytes:
 
 
 def decode_document(content: bytes, path: Path) -> Document:
-    """Return the document in `content`, the bytes of `path`. Raises SpecError if they are no YAML mapping."""
+    """Return the document in `content`, the bytes of the file at `path`.
+
+    Raises SpecError if they are no YAML mapping.
+    """
     if len(content) > MAX_SPEC_BYTES:
         reason = f"it has more than {MAX_SPEC_BYTES // 2**20} MiB"
         raise _refused(path, "S101 must be a readable file", reason, "check the path")
@@ -126,7 +129,7 @@ def decode_document(content: bytes, path: Path) -> Document:
 
 
 def parse_document(text: str, file: str) -> Document:
-    """Return the document in `text`; `file` names it in messages. Raises SpecError if a part is refused."""
+    """Return the document in `text`. Messages call it `file`. Raises SpecError if a part of it is refused."""
     document = _read(text, file)
     if document.refused:
         raise SpecError([finding for _, finding in document.refused])
@@ -160,7 +163,7 @@ class _Reader:
         self.num_path_characters = 0
 
     def read_document(self, events: Iterator[yaml.Event]) -> dict[str, Any]:
-        """Return the one mapping that the stream must have."""
+        """Return the mapping that the events describe. Raises SpecError unless they are one document with a mapping."""
         data: Any = None
         num_documents = 0
         for event in events:
@@ -178,7 +181,7 @@ class _Reader:
         return data
 
     def read_value(self, event: yaml.Event, events: Iterator[yaml.Event], path: str, depth: int) -> Any:
-        """Return the value that starts with `event`, and consume its events."""
+        """Return the value at `path` that starts with `event`, and consume its other events."""
         self.count_value(event, path)
         self.refuse_what_hides_values(event, path)
         if depth > MAX_DEPTH:
@@ -199,7 +202,7 @@ class _Reader:
         return _scalar(event)
 
     def read_mapping(self, events: Iterator[yaml.Event], path: str, depth: int) -> dict[str, Any]:
-        """Return a mapping whose start event has been consumed."""
+        """Return the mapping at `path`, whose start event has been consumed."""
         result: dict[str, Any] = {}
         for event in events:
             if isinstance(event, yaml.MappingEndEvent):
@@ -217,7 +220,7 @@ class _Reader:
         return result
 
     def read_key(self, event: yaml.Event) -> str:
-        """Return a key, which must be text."""
+        """Return the key that `event` is. Raises SpecError if it is not text."""
         if isinstance(event, yaml.ScalarEvent):
             return str(event.value)
         is_hole = isinstance(event, yaml.MappingStartEvent)
@@ -225,7 +228,7 @@ class _Reader:
         raise self.error(_start(event), NO_MAPPING, "a key is not text", fix)
 
     def read_sequence(self, events: Iterator[yaml.Event], path: str, depth: int) -> list[Any]:
-        """Return a list whose start event has been consumed."""
+        """Return the list at `path`, whose start event has been consumed."""
         result: list[Any] = []
         for event in events:
             if isinstance(event, yaml.SequenceEndEvent):
@@ -234,7 +237,10 @@ class _Reader:
         return result
 
     def count_value(self, event: yaml.Event, path: str) -> None:
-        """Count keys and values, and refuse a file with so many that their paths would take far too much memory."""
+        """Count one key or value.
+
+        Raises SpecError if there are so many that their paths would take far too much memory.
+        """
         self.num_values += 1
         self.num_path_characters += len(path)
         if self.num_values > MAX_VALUES:
@@ -246,28 +252,28 @@ class _Reader:
         raise self.error(_start(event), "S101 must be a readable file", reason, "check the path")
 
     def refuse_what_hides_values(self, event: yaml.Event, path: str) -> None:
-        """Refuse aliases, anchors and tags, which make a value differ from its text."""
+        """Record a mistake for an alias, an anchor or a tag, which make a value differ from its text."""
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
             rule = "S107 must not use anchors (&), aliases (*) or tags (!)"
             reason = "a message must be able to name the one line where a value is written"
             self.refuse(_start(event), path, rule, reason, "write the value itself")
 
     def refuse(self, place: Position, path: str, rule: str, reason: str, fix: str) -> None:
-        """Record the mistake at `path`, and read on to find others."""
+        """Record the mistake at `path`. Reading goes on, to find others."""
         self.refused += [(path, each) for each in self.error(place, rule, reason, fix).findings]
 
     def error(self, place: Position, rule: str, reason: str, fix: str) -> SpecError:
-        """Return the error that ends the reading."""
+        """Return an error with one finding at `place`, with which the reading can end."""
         return SpecError([Finding("", None, rule, reason, fix).at(self.file, *place)])
 
 
 def _scalar(event: yaml.ScalarEvent) -> Any:
-    """Return a scalar's value: a plain word by the core schema, quoted text as it is."""
+    """Return a scalar's value: that of a plain word by the core schema, and of quoted text the text."""
     return read_plain(event.value) if event.implicit[0] else event.value
 
 
 def read_plain(text: str) -> Any:
-    """Return the value of `text` as a plain word."""
+    """Return the value of `text` as an unquoted word: a number, true, false, null, or the text itself."""
     if text in LITERALS:
         return LITERALS[text]
     if INTEGER.fullmatch(text):

@@ -14,7 +14,7 @@ Place = tuple[int, int]  # line, column; both from 1
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake: its place, the reason and the fix."""
+    """A mistake in YAML: its place, the reason and the fix."""
 
     place: Place
     reason: str
@@ -60,7 +60,10 @@ def explain(text: str, error: yaml.MarkedYAMLError) -> Mistake:
 
 
 def _odd_character(text: str, mark: yaml.Mark | None) -> str:
-    """Return a hint about the first non-ASCII character of this line or the line above: many look like YAML's own."""
+    """Return a hint about the first non-ASCII character of this line or the line above it; empty if there is none.
+
+    Many such characters look like YAML's own.
+    """
     lines = text.splitlines()[max(0, mark.line - 1) : mark.line + 1] if mark else []
     odd = next((each for each in "".join(lines) if not each.isascii()), None)
     return f" (there is U+{ord(odd):04X}, {unicodedata.name(odd, 'unnamed').lower()})" if odd else ""
