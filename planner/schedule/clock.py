@@ -39,19 +39,19 @@ class Change:
 def units_at(days: Timetable, instant: int) -> tuple[str, ...]:
     """Return the names of the units that are on at an instant, in seconds since 1970-01-01 00:00 UTC.
 
-    The names are in order phase by phase, and by number within a phase.
+    They are ordered phase by phase, and by number within a phase.
     """
     return _Calendar(days).units_at(instant)
 
 
 def state_at(days: Timetable, instant: int) -> Step:
-    """Return the step of the schedule that is in force at an instant, by the wall clock of the schedule's time zone."""
+    """Return the schedule's step that is in force at an instant (seconds since 1970), by its time zone's wall clock."""
     wall = wall_time(instant, days.timezone)
     return _States.from_steps(days.steps_on(wall.date)).at(wall.minute)
 
 
 def changes_between(days: Timetable, begin: int, end: int) -> tuple[Change, ...]:
-    """Return the changes of the units that are on, after instant `begin` and up to `end`, in order."""
+    """Return all changes of the units that are on, after the instant `begin` and up to `end`, in order."""
     calendar = _Calendar(days)
     found, before = [], calendar.units_at(begin)
     for instant in calendar.edges(begin, end):
@@ -76,7 +76,7 @@ class _States:
 
     @classmethod
     def from_steps(cls, steps: Sequence[Step]) -> "_States":
-        """Return the states of a date with these steps, in any order."""
+        """Return the states of a date that has these steps. They may be in any order."""
         ordered = tuple(sorted(steps, key=lambda step: step.at))
         return cls(tuple(minute_of(step.at) for step in ordered), ordered)
 
@@ -91,16 +91,16 @@ class _States:
 
 
 class _Calendar:
-    """The schedule's states on each date, sorted once and then read for many instants."""
+    """The states of each date of a schedule, sorted once and then read for many instants."""
 
     def __init__(self, days: Timetable) -> None:
         self._days, self._zone = days, days.timezone
         self._states: dict[str, _States] = {}
 
     def units_at(self, instant: int) -> tuple[str, ...]:
-        """Return the units that are on at an instant.
+        """Return the names of the units that are on at an instant.
 
-        At every instant of an hour that clocks show twice, all units are on that some part of the hour needs.
+        In an hour that clocks show twice, all units are on that some part of the hour needs.
         """
         wall = wall_time(instant, self._zone)
         states, repeated = self._states_on(wall.date), _repeated_minutes(wall.date, self._zone)
@@ -134,7 +134,7 @@ class _Calendar:
 
 
 def _instants_of(minutes: Collection[int], date: str, zone: str) -> set[int]:
-    """Return the instants at which clocks show one of `minutes` on a date: none, one or two instants per minute."""
+    """Return the instants at which clocks show one of `minutes` of a date: none, one or two for each minute."""
     first, last = instants_of(date, 0, zone), instants_of(date, DAY_MINUTES - 1, zone)
     if len(first) == len(last) == 1 and last[0] - first[0] == (DAY_MINUTES - 1) * MINUTE_S:
         return {first[0] + minute * MINUTE_S for minute in minutes}
@@ -143,7 +143,7 @@ def _instants_of(minutes: Collection[int], date: str, zone: str) -> set[int]:
 
 @lru_cache(maxsize=DATES_KEPT)
 def _repeated_minutes(day: str, zone: str) -> tuple[int, int] | None:
-    """Return the range of minutes that clocks show twice on a date, as first and last + 1; None if there is none."""
+    """Return (first, last + 1) of the minutes that clocks show twice on a date; None if there are none."""
     change = _clock_change(day, zone)
     if change is None or offset_at(change, zone) > offset_at(change - 1, zone):
         return None

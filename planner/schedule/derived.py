@@ -41,19 +41,19 @@ class DerivedDay:
 
     @property
     def bound(self) -> float:
-        """Return a lower bound on the mean number of serving nodes of all phases together."""
+        """A lower bound on the mean number of serving nodes of all phases together."""
         return sum(self.bounds.values())
 
     @property
     def binding(self) -> Phase:
-        """Return the phase with the largest part of the lower bound."""
+        """The phase with the largest part of the lower bound."""
         return max(self.bounds, key=lambda phase: self.bounds[phase])
 
 
 def derive_days(
     schedule: ScheduleSpec, demands: Sequence[Demand], nodes_per_unit: Mapping[Phase, int]
 ) -> tuple[DerivedDay, ...]:
-    """Return the windows with the fewest node-hours for each kind of day; `demands` has one entry per kind of day."""
+    """Return the windows with the fewest node-hours for each kind of day. `demands` has an entry for each kind."""
     entries = {DAY_MINUTES // len(each) for day in demands for each in day.values()}
     slot_minutes = FINE_STEP_MINUTES if any(each % STEP_MINUTES for each in entries) else STEP_MINUTES
     num_slots = DAY_MINUTES // slot_minutes
@@ -74,7 +74,7 @@ def derive_days(
 
 
 def demand_from_units(profile: Sequence[float], units: float, capacity: float | None = None) -> tuple[float, ...]:
-    """Return each profile entry's demand as a number of units, if an entry of size `capacity` takes `units` units.
+    """Return each profile entry's demand in units, `[entries]`, if an entry as large as `capacity` takes `units`.
 
     `capacity` defaults to the largest entry, which must be above 0.
     """
@@ -83,7 +83,7 @@ def demand_from_units(profile: Sequence[float], units: float, capacity: float | 
 
 
 def demand_from_rate(profile: Sequence[float], tokens_per_day: float, tokens_per_s: float) -> tuple[float, ...]:
-    """Return each profile entry's demand as a number of units, if one unit serves `tokens_per_s`.
+    """Return each profile entry's demand in units, `[entries]`, if one unit serves `tokens_per_s`.
 
     The `tokens_per_day` are spread over the entries in proportion to `profile`.
     """
@@ -92,7 +92,7 @@ def demand_from_rate(profile: Sequence[float], tokens_per_day: float, tokens_per
 
 
 def round_up_units(asked: float, floor: int) -> int:
-    """Return how many whole units serve a demand of `asked` units, at least `floor`."""
+    """Return how many whole units serve a demand of `asked` units; at least `floor`."""
     return max(floor, ceil(asked - ROUNDING))
 
 
@@ -111,21 +111,24 @@ def _switching(schedule: ScheduleSpec, slot_minutes: int) -> Switching:
 
 
 def _units_needed(schedule: ScheduleSpec, phase: Phase, demands: Sequence[float], num_slots: int) -> list[int]:
-    """Return how many units of `phase` each slot needs. `demands` has each profile entry's demand, in units."""
+    """Return how many units of `phase` each slot needs, `[num_slots]`.
+
+    `demands` is each profile entry's demand in units.
+    """
     floor, capacity = schedule.min_units.of(phase), 1 + schedule.headroom
     entries = [round_up_units(units * capacity, floor) for units in demands]
     return [max(entries[_entries_in(slot, num_slots, len(entries))]) for slot in range(num_slots)]
 
 
 def _entries_in(slot: int, num_slots: int, num_entries: int) -> slice:
-    """Return the profile entries that overlap a slot. Slots and entries both divide the day into equal parts."""
+    """Return the slice of profile entries that overlap a slot. Slots and entries both divide the day equally."""
     return slice(slot * num_entries // num_slots, ceil((slot + 1) * num_entries / num_slots))
 
 
 def _windows(days: Mapping[Phase, Sequence[int]], slot_minutes: int) -> list[dict[str, Any]]:
-    """Return a window for each slot at which some phase's units change, in order; one at midnight if none change.
+    """Return a window for each slot at which some phase's number of units changes; one at midnight if none changes.
 
-    `days` has the number of units of each phase in each slot.
+    `days` is phase -> its number of units in each slot.
     """
     num_slots = DAY_MINUTES // slot_minutes
     changes = [slot for slot in range(num_slots) if any(on[slot] != on[slot - 1] for on in days.values())]

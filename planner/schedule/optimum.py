@@ -33,19 +33,19 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Switching:
-    """How long switching a unit on or off takes, in slots."""
+    """How long switching a unit on or off takes, and how long a number of units must stay, in slots."""
 
     warm_up: float = 0.0  # time for which a unit uses its nodes before it serves
     drain: float = 0.0  # time for which a unit uses its nodes after it served
     stay: int = 1  # shortest time between two changes of the number of units
 
     def switch_cost(self, before: int, after: int) -> float:
-        """Return the unit-slots of warm-up and drain if the number of units changes from `before` to `after`."""
+        """Return the unit-slots of warm-up and drain when the number of units changes from `before` to `after`."""
         return max(after - before, 0) * self.warm_up + max(before - after, 0) * self.drain
 
 
 def count_unit_slots(on: Sequence[int], switching: Switching) -> float:
-    """Return the unit-slots that a day takes with `on` units in each slot, warm-up and drain included.
+    """Return the unit-slots of a day with `on` units in each slot, warm-up and drain included.
 
     The day repeats: its first slot follows its last.
     """
@@ -53,7 +53,7 @@ def count_unit_slots(on: Sequence[int], switching: Switching) -> float:
 
 
 def solve_day(needed: Sequence[int], switching: Switching) -> tuple[int, ...]:
-    """Return the number of units on in each slot of a repeating day: at least `needed`, with the fewest unit-slots."""
+    """Return the number of units on in each slot of a repeating day, at least `needed`, with the fewest unit-slots."""
     num_slots = len(needed)
     peak = max(range(num_slots), key=lambda slot: needed[slot])
     top, turned = needed[peak], [*needed[peak:], *needed[:peak]]
@@ -85,7 +85,7 @@ def solve_days(needed: Sequence[Sequence[int]], switching: Switching) -> list[tu
 
 
 def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching) -> list[int] | None:
-    """Return how many units are on in each slot of the best day that begins with `first` units; None if none can.
+    """Return how many units are on in each slot of the best day that begins with `first` units; None if there is none.
 
     The `first` units are on for `stay` slots, and must be enough for them. Any kind of day can follow.
     """
@@ -94,18 +94,18 @@ def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching)
     stay = min(switching.stay, len(needed))
     top = max(first, *needed)
     switch = _switch_costs(top, switching)
-    history, costs = _walk(needed[stay:], (first, stay - 1), stay, switch)
+    history, costs = _least_costs(needed[stay:], (first, stay - 1), stay, switch)
     ends = np.full_like(costs, np.inf)
     ends[:, -1] = costs[:, -1] + switch[:, first]
     ends[first] = costs[first]
     number, age = (int(each) for each in np.unravel_index(ends.argmin(), ends.shape))
     if not np.isfinite(ends[number, age]):
         return None
-    return [*[first] * (stay - 1), *_walk_back(history, costs, (number, age), switch)]
+    return [*[first] * (stay - 1), *_cheapest_day(history, costs, (number, age), switch)]
 
 
 def _best_from_peak(needed: Sequence[int], start_age: int, switching: Switching) -> tuple[float, list[int]] | None:
-    """Return the best day that begins at the peak slot: its unit-slots, and the number of units on in each slot.
+    """Return (unit-slots, number of units on in each slot) of the best day that begins at the peak slot.
 
     In the first slot the number of units has the age `start_age`. Returns None if no day leads back to that age.
     """
@@ -113,19 +113,21 @@ def _best_from_peak(needed: Sequence[int], start_age: int, switching: Switching)
 
     top, ages = needed[0], min(switching.stay, len(needed))
     switch = _switch_costs(top, switching)
-    history, costs = _walk(needed[1:], (top, start_age), ages, switch)
+    history, costs = _least_costs(needed[1:], (top, start_age), ages, switch)
     ends = _closing_costs(costs, top, start_age, switch)
     number, age = (int(each) for each in np.unravel_index(ends.argmin(), ends.shape))
     if not np.isfinite(ends[number, age]):
         return None
-    return float(ends[number, age]), _walk_back(history, costs, (number, age), switch)
+    return float(ends[number, age]), _cheapest_day(history, costs, (number, age), switch)
 
 
-def _walk(needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Costs") -> tuple[list["Costs"], "Costs"]:
-    """Return the least cost of each state, `[number, age]`, before each slot of `needed`; and after the last slot.
+def _least_costs(
+    needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Costs"
+) -> tuple[list["Costs"], "Costs"]:
+    """Return (the least cost of each state before each slot of `needed`, the same after the last slot).
 
-    A state is a number of units and the age of that number. Costs are in unit-slots, and include one slot in `start`,
-    the state before the first slot of `needed`.
+    Costs are `[number, age]` in unit-slots: a state is a number of units and the age of that number. They include
+    one slot in `start`, the state before the first slot of `needed`. A state that cannot be reached costs infinity.
     """
     import numpy as np  # as above
 
@@ -149,7 +151,7 @@ def _walk(needed: Sequence[int], start: tuple[int, int], ages: int, switch: "Cos
 def _switch_costs(top: int, switching: Switching) -> "Costs":
     """Return the cost `[from, to]` of each change of the number of units, in units times time slots.
 
-    The diagonal is infinite, because `_walk` treats a number that stays apart.
+    The diagonal is infinite, because `_least_costs` treats a number that stays apart.
     """
     import numpy as np  # as above
 
@@ -179,8 +181,8 @@ def _closing_costs(costs: "Costs", top: int, start_age: int, switch: "Costs") ->
     return ends
 
 
-def _walk_back(history: "Sequence[Costs]", costs: "Costs", state: tuple[int, int], switch: "Costs") -> list[int]:
-    """Return the number of units on in every slot of the cheapest day that ends in `state`, a number and its age."""
+def _cheapest_day(history: "Sequence[Costs]", costs: "Costs", state: tuple[int, int], switch: "Costs") -> list[int]:
+    """Return the number of units on in every slot of the cheapest day that ends in `state` (number, age)."""
     (number, age), last = state, costs.shape[1] - 1
     on = [number]
     for before in reversed(history):

@@ -27,10 +27,10 @@ KINDS: tuple[Kind, ...] = ("start", "serve", "drain", "stop")  # of one run, in 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a unit, in seconds since 1970-01-01 00:00 UTC.
+    """One run of a unit; times are in seconds since 1970-01-01 00:00 UTC.
 
-    `serves` is None if the unit served already when the requested period began, `drains` if it still serves when the
-    period ends.
+    `serves` is None if the unit served already when the requested period began, `drains` if it still serves when
+    the period ends.
     """
 
     unit: str
@@ -60,7 +60,7 @@ class Act:
 
 
 def runs_between(timetable: Timetable, begin: int, end: int) -> tuple[Run, ...]:
-    """Return the runs that overlap the time from `begin` to `end`, warm-up and drain included."""
+    """Return the runs that overlap the time from `begin` to `end`, with their warm-up and drain."""
     warm_up_s, drain_s = timetable.warm_up_s, timetable.drain_s
     reach = round(warm_up_s + drain_s)
     found: list[Run] = []
@@ -78,7 +78,7 @@ def runs_between(timetable: Timetable, begin: int, end: int) -> tuple[Run, ...]:
 
 
 def list_acts(runs: Sequence[Run]) -> tuple[Act, ...]:
-    """Return the acts of all `runs` in order of time; acts at one instant in the order serve, drain, stop, start."""
+    """Return the acts of all `runs` in order of time; at the same instant in the order serve, drain, stop, start."""
     order: tuple[Kind, ...] = ("serve", "drain", "stop", "start")
     return tuple(sorted(_iterate_acts(runs), key=lambda act: (act.instant, order.index(act.kind))))
 
@@ -91,7 +91,7 @@ def _iterate_acts(runs: Sequence[Run]) -> Iterator[Act]:
 
 
 def _iterate_services(timetable: Timetable, begin: int, end: int) -> Iterator[tuple[str, int | None, int | None]]:
-    """Yield (unit, begin, end) for each period in which a unit is on; the periods of one unit are in order.
+    """Yield (unit, begin, end) for each period in which a unit is on. Periods of the same unit are in order.
 
     `begin` is None if the unit was on from the start, `end` if it is on up to the end.
     """

@@ -33,7 +33,7 @@ ALL_STAY_ON = "All units stay on, whatever the schedule says: tidemill up --day 
 
 @dataclass(frozen=True)
 class Step:
-    """A state of the deployment: the units that are on from `at` until the next step, and the nodes that they use."""
+    """A state of the deployment, from `at` until the next step: the units that are on, and the nodes that they use."""
 
     at: str  # HH:MM
     minutes: int  # that the state lasts
@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True)
 class OtherDays:
-    """A special kind of day: its states, and the transitions between them if such days follow each other."""
+    """A special kind of day: its states, and the transitions between them as if such days followed each other."""
 
     days: tuple[str, ...]  # weekdays, and dates
     steps: tuple[Step, ...]
@@ -88,7 +88,7 @@ class Timetable:
 
     @property
     def switches(self) -> bool:
-        """Whether the schedule ever switches units: some unit is off at some time."""
+        """Whether the schedule ever switches units, so that some unit is off at some time."""
         return len({step.units for step in self.all_steps}) > 1
 
     def steps_on(self, day: str | None) -> tuple[Step, ...]:
@@ -98,7 +98,7 @@ class Timetable:
 
     @property
     def peak_nodes(self) -> int:
-        """The most nodes in use at a time."""
+        """The largest number of nodes in use at a time."""
         return max(step.num_nodes for step in self.all_steps)
 
     @property
@@ -108,12 +108,12 @@ class Timetable:
 
     @property
     def released_node_hours(self) -> float:
-        """The node-hours of a day for which nodes of the peak serve no unit, so that other work can use them."""
+        """The node-hours of a day in which nodes that the peak uses serve no unit, so that other work can use them."""
         return sum((self.peak_nodes - step.num_nodes) * step.minutes for step in self.steps) / 60
 
     @property
     def released_gpu_hours(self) -> float:
-        """The GPU-hours of a day for which GPUs of the peak serve no unit, so that other work can use them."""
+        """The GPU-hours of a day in which GPUs that the peak uses serve no unit, so that other work can use them."""
         return self.released_node_hours * self.gpus_per_node
 
 
@@ -122,7 +122,10 @@ def _mean_nodes(steps: Sequence[Step]) -> float:
 
 
 def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = None) -> Timetable | None:
-    """Return the schedule of the placed units; None if all are always on. `times` are the start times, if known."""
+    """Return the schedule of the placed `units`; None if all are always on.
+
+    `times` says how long units take to start, if that is known.
+    """
     if spec.schedule is None:
         return None
     steps, transitions, mean_nodes_taken = _plan_day(spec, spec.schedule, units, times)
@@ -143,7 +146,7 @@ def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = 
 
 
 def _replace_windows(schedule: ScheduleSpec, other: OtherWindowsSpec) -> ScheduleSpec:
-    """Return `schedule` with the windows of `other` on all days, and no special days."""
+    """Return `schedule` with the windows of `other` for every day, and without special days."""
     return schedule.model_copy(update={"windows": other.windows, "other_days": []})
 
 

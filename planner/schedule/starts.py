@@ -33,7 +33,7 @@ READY_S = 10.0  # the period of a readiness probe is 10 s unless given (kubernet
 
 @dataclass(frozen=True)
 class UnitRead:
-    """How many nodes of a unit read weights when it starts, and how many bytes each of them reads."""
+    """The reading of weights when one unit starts: how many nodes read, and how many bytes each of them reads."""
 
     nodes: int
     node_bytes: float
@@ -41,7 +41,7 @@ class UnitRead:
 
 @dataclass(frozen=True)
 class StartTimes:
-    """What determines how long units of this deployment take to start: fixed stages, and reads of weights."""
+    """What the time to start units of this deployment depends on: fixed stages, and the weights to read."""
 
     spec: StartSpec
     node_bytes_per_s: float  # of a node's own link
@@ -49,12 +49,12 @@ class StartTimes:
 
     @property
     def fixed_s(self) -> float:
-        """Return the seconds of all stages of a start except reading weights."""
+        """The seconds of all stages of a start except reading weights."""
         return self.spec.pods + self.after_weights_s
 
     @property
     def after_weights_s(self) -> float:
-        """Return the seconds of the stages that follow reading weights."""
+        """The seconds of the stages that follow reading weights."""
         return self.spec.join + MAPS_S + self.spec.graphs + READY_S
 
 
@@ -68,7 +68,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Start:
-    """The units that start for one window, the bytes that they read, and the rates of reading."""
+    """The units that start for one window, the bytes that they read, and how fast."""
 
     minute: int  # at which their window begins
     units: Mapping[Phase, int]  # number of starting units
@@ -80,10 +80,10 @@ class Start:
 def start_times(
     spec: Spec, layouts: Sequence[PhaseLayout], weights: Mapping[Phase, tuple[int, int]]
 ) -> StartTimes | None:
-    """Return the start times of the spec's units; None if memory is unknown, as on a CPU.
+    """Return what the spec's units need to start; None if the size of weights is unknown, as on a CPU.
 
-    Without a schedule the fixed stages take their default times. `weights` has, for one GPU of each phase, the bytes of
-    all weights and of its expert slots alone (`loaded_bytes`).
+    Without a schedule the fixed stages take their default times. `weights` has, for one GPU of each phase, the
+    bytes of all weights and of its expert slots alone (`loaded_bytes`).
     """
     if len(weights) < len(layouts):
         return None
@@ -99,7 +99,7 @@ def start_times(
 
 
 def start_stages(spec: Spec) -> StartSpec:
-    """Return the fixed stages of a start: the spec's, or the defaults without a schedule."""
+    """Return the times of the fixed stages of a start: the spec's, or without a schedule the defaults."""
     return spec.schedule.start if spec.schedule else StartSpec()
 
 
@@ -118,10 +118,10 @@ def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]
 
 
 def loading_times(starts: Sequence[Start], num_days: int = 1) -> tuple[float, ...]:
-    """Return how many seconds the units of each start take to read their weights, waits for earlier starts included.
+    """Return the seconds from each start until its units have read their weights, `[starts]`.
 
-    The seconds are infinite if the days are too short to read all the bytes. The starts of `num_days` days repeat for
-    ever.
+    They wait for earlier starts that still read. The seconds are infinite if the days are too short to read all the
+    bytes. The starts of `num_days` days repeat for ever.
     """
     if sum(each.num_bytes / each.bytes_per_s for each in starts) > num_days * DAY_S:
         return (inf,) * len(starts)
@@ -135,7 +135,10 @@ def loading_times(starts: Sequence[Start], num_days: int = 1) -> tuple[float, ..
 
 
 def least_warm_up(starts: Sequence[Start], times: StartTimes, num_days: int = 1) -> float:
-    """Return the shortest warm-up, in whole seconds, with which every start of `num_days` days is ready in time."""
+    """Return the shortest warm-up, in whole seconds, with which the units of all `starts` are ready in time.
+
+    The starts are those of `num_days` days, which repeat. Infinite if no warm-up suffices.
+    """
     longest = max(loading_times(starts, num_days), default=0.0)
     return ceil(times.fixed_s + longest) if longest < inf else inf
 

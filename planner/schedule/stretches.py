@@ -21,24 +21,24 @@ NodesOn = Mapping[Phase, int]
 
 @dataclass(frozen=True)
 class TimesOfDay(Generic[Value]):
-    """A step function of the time of day."""
+    """A step function: the value at each minute of the day."""
 
     entries: tuple[tuple[int, Value], ...]  # minute from midnight -> value from then on; sorted, at least one
 
     @classmethod
     def always(cls, value: Value) -> "TimesOfDay[Value]":
-        """Return the step function that has `value` all day."""
+        """Return the step function that has the same `value` all day."""
         return cls(((0, value),))
 
     @classmethod
     def from_pairs(cls, times: Iterable[tuple[str, Value]], otherwise: Value) -> "TimesOfDay[Value]":
-        """Return the step function of (`HH:MM`, value from then on) pairs; without pairs it is `otherwise` all day."""
+        """Return the step function of pairs (`HH:MM`, value from then on); without pairs it is `otherwise` all day."""
         entries = tuple(sorted(((minute_of(at), value) for at, value in times), key=lambda entry: entry[0]))
         return cls(entries) if entries else cls.always(otherwise)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Return the minutes of the day at which the function's entries begin."""
+        """The minutes of the day at which the function's entries begin."""
         return tuple(minute for minute, _ in self.entries)
 
     def at(self, minute: int) -> Value:
@@ -56,7 +56,7 @@ class Stretch:
 
     @property
     def hours(self) -> float:
-        """Return the stretch's length in hours."""
+        """The stretch's length in hours."""
         return self.minutes / HOUR_MINUTES
 
 
@@ -67,9 +67,9 @@ def stretches_between(starts: Iterable[int]) -> tuple[Stretch, ...]:
 
 
 def nodes_on(schedule: Timetable | None, per_unit: Mapping[Phase, Sequence[int]]) -> TimesOfDay[NodesOn]:
-    """Return how many nodes of each phase are on at each time of day.
+    """Return how many nodes of each phase are on, as a function of the time of day.
 
-    `per_unit` has the numbers of nodes of a phase's units, in the order in which the schedule turns units on.
+    `per_unit` is phase -> the numbers of nodes of its units, in the order in which the schedule turns units on.
     """
     if schedule is None:
         return TimesOfDay.always({phase: sum(nodes) for phase, nodes in per_unit.items()})
@@ -86,7 +86,7 @@ def entry_starts(profile: Sequence[float] | None) -> range:
 
 
 def demand_shares(profile: Sequence[float] | None, stretches: Sequence[Stretch]) -> tuple[float, ...]:
-    """Return the share of the day's tokens that arrives in each of `stretches`.
+    """Return the share of the day's tokens that arrives in each of `stretches`, `[stretches]`.
 
     Demand is constant within an entry of the profile, so a stretch must begin at each of `entry_starts`. Without a
     profile demand is constant all day. Shares sum to 1, or to 0 on a day without demand.

@@ -37,7 +37,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Freed:
-    """The number of nodes that a stopping unit frees, and the time from then until the unit takes them again."""
+    """The nodes that a stopping unit frees: how many, from when, and until the unit takes them again."""
 
     unit: str
     begins: str
@@ -69,7 +69,8 @@ def plan_transitions(
 ) -> tuple[Transition, ...]:
     """Return the transition into each of `states` that starts or stops units, in order of time.
 
-    `nodes` has the number of nodes of each unit, `stages` the stages of a start by the minute at which its units serve.
+    `nodes` is unit -> its number of nodes; `stages` is the minute at which starting units serve -> the start's
+    stages.
     """
     ordered = sorted(states, key=lambda state: state.minute)
     found = []
@@ -97,7 +98,7 @@ def plan_transitions(
 
 
 def plan_stages(windows: Sequence[Window], times: StartTimes, warm_up: float) -> dict[int, tuple[Stage, ...]]:
-    """Return minute at which a start's units serve -> the start's stages, with the times at which stages begin."""
+    """Return the minute at which starting units serve -> the stages of their start, `warm_up` seconds before."""
     starts = starts_of(windows, times)
     return {
         each.minute: _stages(each.minute * MINUTE_S - warm_up, loading, times)
@@ -109,7 +110,7 @@ def plan_stages(windows: Sequence[Window], times: StartTimes, warm_up: float) ->
 def nodes_taken(nodes: Mapping[str, int], states: Sequence[State], transitions: Sequence[Transition]) -> float:
     """Return the mean number of nodes over the day that units use while they serve, warm up or drain.
 
-    `nodes` has unit -> number of its nodes.
+    `nodes` is unit -> its number of nodes.
     """
     ever = {unit for state in states for unit in state.units}
     return sum(nodes[unit] for unit in ever) - sum(each.freed_node_hours for each in transitions) / 24
@@ -125,7 +126,7 @@ def _stages(begin: float, loading: float, times: StartTimes) -> tuple[Stage, ...
 
 
 def _freed(ordered: Sequence[State], index: int, unit: str, nodes: int, schedule: ScheduleSpec) -> Freed:
-    """Return the time for which the nodes of `unit` are free after it stops at state `index`."""
+    """Return the nodes that `unit` frees when it stops at state `index`, and for how long."""
     begins = ordered[index].minute * MINUTE_S + schedule.drain
     seconds = max(_off_minutes(ordered, index, unit) * MINUTE_S - schedule.drain - schedule.warm_up, 0.0)
     return Freed(unit, hh_mm_ss(begins), hh_mm_ss(begins + seconds), nodes, nodes * seconds / 3600)

@@ -76,7 +76,7 @@ Former = Mapping[str, int]  # sizes of units in the previous plan, by path
 
 @dataclass(frozen=True)
 class Choice:
-    """A spec with a number for every `auto`, the decisions behind it, and the search by speed if there was one."""
+    """A spec with a number for every `auto`, the decisions behind it, and the search by speed, if speed decided any."""
 
     original: ResolvedSpec  # before any `auto` was decided
     spec: ResolvedSpec
@@ -85,7 +85,7 @@ class Choice:
 
 
 def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[Choice]:
-    """Yield the choices for `spec` that adopt `former` sizes of units, and meet the SLO and the traffic."""
+    """Yield decided versions of `spec` that keep `former` sizes of units, and that meet the SLO and the traffic."""
     for sizes in _fitting_sizes(spec, former):
         try:
             choice = decide(spec, sizes)
@@ -96,7 +96,7 @@ def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[Choice]:
 
 
 def _fitting_sizes(spec: ResolvedSpec, former: Former) -> Iterator[Former]:
-    """Yield the `former` sizes to try, by path: those of all phases whose units still fit, then of one phase alone."""
+    """Yield sets of `former` sizes (path -> number) to try: of all phases whose units still fit, then of each alone."""
     fitting: list[dict[str, int]] = []
     by_speed, (spec, _) = needs_speed(spec), _adopt_checkpoint_precision(spec)
     for phase in spec.phases:
@@ -113,7 +113,7 @@ def _fitting_sizes(spec: ResolvedSpec, former: Former) -> Iterator[Former]:
 
 
 def decide(spec: ResolvedSpec, former: Former | None = None) -> Choice:
-    """Return `spec` with numbers for every `auto`, some of which are `former` sizes of units.
+    """Return `spec` with a number for every `auto`, and the decisions. Sizes in `former` are taken as they are.
 
     Raises SpecError if no number satisfies the rules, and InfeasibleError if no layout keeps the SLO.
     """
@@ -154,13 +154,13 @@ def decide(spec: ResolvedSpec, former: Former | None = None) -> Choice:
 
 
 def _merge_decisions(decisions: Sequence[Decision], later: Sequence[Decision]) -> list[Decision]:
-    """Return `decisions` followed by `later`, without earlier decisions about the same fields."""
+    """Return `decisions` followed by `later`. Of two decisions about one field, only the later one stays."""
     decided = {each.path for each in later}
     return [*(each for each in decisions if each.path not in decided), *later]
 
 
 def _unused_fields(spec: Spec) -> set[str]:
-    """Return the paths of fields without effect in this spec: their defaults are not reported."""
+    """Return the paths of fields that have no effect in this spec. Their defaults are not reported."""
     found = {"decode.max_batch_tokens", "prefill.draft_tokens"}  # decode computes no prompts, prefill no drafts
     if spec.expert_load.file is not None:
         found |= {"expert_load.alpha", "expert_load.seed"}  # nothing is drawn
@@ -171,7 +171,7 @@ def _unused_fields(spec: Spec) -> set[str]:
 
 
 def _decide_by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[LayoutSearch | None, list[Decision]]":
-    """Search layouts by speed and return the search with its decisions; without known speeds, None and defaults."""
+    """Return (search for the fastest layouts, its decisions); without known speeds, (None, decisions for defaults)."""
     from planner.search.layouts import explain_values, search_layouts  # slow to import, and seldom needed
 
     search = search_layouts(spec, demand)
@@ -183,7 +183,7 @@ def _decide_by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[Layout
 
 
 def _forecast_decisions(spec: ResolvedSpec) -> list[Decision]:
-    """Return the decision for a traffic profile forecast from past days; nothing if the spec gives no past days."""
+    """Return the decision about a traffic profile that was forecast from past days; empty without past days."""
     if spec.forecast is None or spec.written.traffic is None:
         return []
     day, quantile = spec.forecast, spec.written.traffic.quantile
@@ -198,23 +198,23 @@ def _forecast_decisions(spec: ResolvedSpec) -> list[Decision]:
 
 
 def _unit_rates(search: "LayoutSearch | None", decisions: Sequence[Decision]) -> dict[Phase, float]:
-    """Return one unit's tokens/s for each phase whose number of units was decided by speed."""
+    """Return phase -> one unit's tokens/s, for each phase whose number of units was decided by speed."""
     offers = search.fleet.offers if search else {}
     decided = {each.path for each in decisions}
     return {phase: each.tokens_per_s for phase, each in offers.items() if f"{phase}.units" in decided}
 
 
 def _speed_defaults(spec: ResolvedSpec) -> Numbers:
-    """Return defaults for the `auto` fields that only speed could decide."""
+    """Return path -> default of each `auto` field that only speed could decide."""
     fields = {"attention_tp": 1, "max_batch_tokens": int(PhaseSpec.model_fields["max_batch_tokens"].default)}
     found = {(phase, field): number for phase in spec.phases for field, number in fields.items()}
     return {f"{phase}.{field}": number for (phase, field), number in found.items() if is_auto(spec.phase(phase), field)}
 
 
 def _fill_nodes(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
-    """Return `spec` with as many units as the nodes hold in place of each `units: auto` left, and the decisions.
+    """Return (spec, decisions), where each `units: auto` that is left became as many units as the nodes hold.
 
-    Each phase gets equally many units.
+    Each of these phases gets equally many units.
     """
     left = [phase for phase in spec.phases if is_auto(spec.phase(phase), "units")]
     if not left:
@@ -228,7 +228,7 @@ def _fill_nodes(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
 
 
 def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
-    """Replace each `auto` in the spec's operating points; return the new spec and the decisions."""
+    """Return (spec, decisions), where each `auto` in the operating points became a number."""
     left = [
         (phase, field)
         for phase in spec.phases
@@ -248,10 +248,10 @@ def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
 
 
 def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
-    """Choose a phase's `auto` sizes by memory; return them and how many of the wanted full-length requests fit.
+    """Return (the phase's `auto` sizes chosen by memory, how many of the wanted full-length requests fit).
 
-    Take the smallest layout that holds the wanted requests and the operating point, else the smallest that holds the
-    operating point, else the smallest that holds one request, else the largest layout.
+    Takes the smallest layout that holds the wanted requests and the operating point, else the smallest that holds
+    the operating point, else the smallest that holds one request, else the largest layout.
     """
     section, sizes = spec.phase(phase), list(_candidate_sizes(spec, phase))
     wanted, (asked, tokens) = _wanted_requests(phase, section), _written_point(spec, phase)
@@ -268,16 +268,16 @@ def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
 
 
 def _has_room(spec: ResolvedSpec, phase: Phase, requests: int, tokens: float) -> bool:
-    """Return whether a GPU of `phase` has room for KV of `requests` full-length requests, and for KV of `tokens`.
+    """Return whether a GPU of `phase` has room for the KV of `requests` full-length requests, and for `tokens` of KV.
 
-    Returns True if the GPU's memory is unknown.
+    True if the GPU's memory is unknown.
     """
     plan = memory_of(spec, phase)
     return plan is None or (plan.missing_bytes <= 0 and plan.full_requests >= requests and plan.kv_tokens >= tokens)
 
 
 def _candidate_sizes(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
-    """Yield candidate values for the phase's `auto` fields, with the lowest allowed `max_requests`.
+    """Yield candidates for the phase's `auto` fields (field -> number), with the lowest allowed `max_requests`.
 
     EP sizes of one node come first, then parts of a node from the largest down, then more nodes.
     """
@@ -294,13 +294,13 @@ def _candidate_sizes(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
 
 
 def _few_redundants(spec: ResolvedSpec, phase: Phase, ep_size: int) -> list[int]:
-    """Return the fewest redundant experts that leave slots for replicas, then 0 if GPUs then have equal slots."""
+    """Return numbers of redundant experts to try: the fewest with slots for replicas, then 0 if slots are even then."""
     even = even_redundants(spec, phase, ep_size)
     return [*even[1:2], *even[:1]] if 0 in even else [*even[:1]]
 
 
 def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
-    """Return how many full-length requests a GPU holds at a time, at least 1. Buffers also grow with that number."""
+    """Return how many full-length requests fit on a GPU at a time, at least 1. Buffers also grow with that number."""
 
     def do_not_fit(requests: int) -> bool:
         tried = spec.with_numbers(phase, {"max_requests": requests})
@@ -311,7 +311,7 @@ def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
 
 
 def _written_point(spec: ResolvedSpec, phase: Phase) -> tuple[int, float]:
-    """Return the requests, and the tokens of their KV, that the spec's operating point puts on a GPU.
+    """Return (requests, tokens of their KV) that the spec's operating point puts on one GPU.
 
     Both are zero if the spec gives no number of requests.
     """
@@ -321,7 +321,10 @@ def _written_point(spec: ResolvedSpec, phase: Phase) -> tuple[int, float]:
 
 
 def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
-    """Return how many full-length requests a GPU must hold. Prefill computes one at a time and sends its KV away."""
+    """Return how many full-length requests one GPU must hold.
+
+    Prefill computes one at a time and sends its KV away, so it is 1 there.
+    """
     return 1 if phase == "prefill" or is_auto(section, "max_requests") else section.max_requests
 
 
@@ -359,7 +362,7 @@ def _explain_numbers(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_hel
 
 
 def _adopt_checkpoint_precision(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
-    """Set the checkpoint's precision in each phase whose section has no `precision`; return the spec and decisions."""
+    """Return (spec, decisions), where each phase without a `precision` got the precision of the checkpoint."""
     precision, own, model = spec.model.weights_in, spec.model.quantisation, spec.written.model
     if precision == "bf16":
         return spec, []
@@ -372,21 +375,21 @@ def _adopt_checkpoint_precision(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[
 
 
 def _window_decisions(spec: Spec) -> Iterator[Decision]:
-    """Yield a decision for the number of units of each phase under the schedule; nothing without a schedule."""
+    """Yield a decision on each phase's number of units, set by the schedule's windows; nothing without a schedule."""
     if spec.schedule is not None:
         for phase in spec.phases:
             yield Decision(f"{phase}.units", spec.num_units(phase), "the most that any window of the schedule has")
 
 
 def _engine_decision(spec: Spec) -> tuple[Decision, ...]:
-    """Return a decision for the engine's version if the spec gives none: an engine's options depend on its version."""
+    """Return the decision on the engine's version if the spec gives none. An engine's options depend on its version."""
     if isinstance(spec.engine, str):
         return (Decision("engine", {"name": spec.engine, "version": spec.engine_version}, DEFAULT),)
     return () if spec.engine.version else (Decision("engine.version", spec.engine_version, DEFAULT),)
 
 
 def _default_decisions(section: BaseModel, written: Any, prefix: str) -> Iterator[Decision]:
-    """Yield a decision for each default that `spec/schema.py` filled in, section by section.
+    """Yield a decision for each default that the schema filled in, in `section` and in the sections below it.
 
     `written` is the section as the user wrote it, `prefix` its path with a dot.
     """

@@ -33,9 +33,10 @@ UTILISATION = "operating_point.prefill.utilisation"
 def require_slo(
     spec: ResolvedSpec, found: Mapping[Phase, Outcomes], search_with: Callable[[Phase, Change], Outcomes]
 ) -> None:
-    """Raise InfeasibleError if some phase has layouts that fit, and all of them break the SLO.
+    """Raise InfeasibleError if all layouts of a phase that fit break the SLO.
 
-    `search_with` searches a phase's layouts again with a change of the spec, to find a load or promise to offer.
+    `found` has the outcomes of each phase. `search_with` searches a phase's layouts again with a change of the
+    spec, to find a load or promise to offer.
     """
     wrong = [
         spec.locate(finding)
@@ -52,7 +53,7 @@ def _findings(
 ) -> Iterator[Finding]:
     """Yield a finding for each latency of the SLO that no layout of the phase keeps.
 
-    `broken` are the layouts that miss the SLO.
+    `broken` are the layouts that fit but miss the SLO.
     """
 
     def keeps(change: Change) -> bool:
@@ -64,7 +65,7 @@ def _findings(
 
 
 def _lighter_loads(spec: ResolvedSpec, phase: Phase) -> Iterator[Series]:
-    """Yield series of changes to lighter loads: fewer requests; for prefill, lower utilisation, then shorter steps."""
+    """Yield series of changes to lighter loads: fewer requests; in prefill lower utilisation, then shorter steps."""
     if phase != "prefill":
         path, now = _predicted_requests(spec, phase)
         yield NumberSeries((path,), range((now or 1) - 1, 0, -1))
@@ -90,12 +91,15 @@ def _fastest(broken: Sequence[RejectedLayout], field: str) -> RejectedLayout:
 
 
 def _least_promise(broken: Sequence[RejectedLayout], field: str) -> int:
-    """Return the shortest latency, in whole ms, that some layout of `broken` can promise with the usual margin."""
+    """Return the shortest latency, in whole ms, that some layout of `broken` keeps with the usual margin."""
     return max(ceil(_fastest(broken, field).reached[field] / SLO_MARGIN), 1)
 
 
 def _missed_promises(spec: ResolvedSpec, broken: Sequence[RejectedLayout]) -> list[str]:
-    """Return the SLO fields that no layout of `broken` keeps; all of them if layouts keep each, but never together."""
+    """Return the SLO fields that no layout of `broken` keeps.
+
+    If layouts keep each field, but none keeps all, return all fields.
+    """
     promised = [field for field in ("ttft_ms", "tpot_ms") if getattr(spec.written.slo, field) is not None]
     known = [field for field in promised if field in broken[0].reached]
     missed = [
@@ -107,7 +111,10 @@ def _missed_promises(spec: ResolvedSpec, broken: Sequence[RejectedLayout]) -> li
 
 
 def _predicted_requests(spec: ResolvedSpec, phase: Phase) -> tuple[str, int | None]:
-    """Return the path and value of the field that sets at how many requests `phase` is predicted; None if auto."""
+    """Return (path, value) of the field that sets for how many requests `phase` is predicted.
+
+    The value is None for auto.
+    """
     point, section = getattr(spec.written.operating_point, phase), spec.phase(phase)
     if phase != "prefill" and point is not None and not is_undecided(point.requests):
         return f"operating_point.{phase}.requests", point.requests
@@ -131,7 +138,7 @@ def _finding(
 
 
 def _load_in_words(spec: ResolvedSpec, phase: Phase, field: str, best: RejectedLayout) -> str:
-    """Return the end of a sentence, the load of layout `best`: ` with 64 requests per GPU`. May be empty."""
+    """Return words for the load of the layout `best`, such as ` with 64 requests per GPU`; empty if there are none."""
     if phase == "prefill":
         point = spec.written.operating_point.prefill
         if field == "ttft_ms" and is_set_by_ttft(spec.written, phase):

@@ -33,5 +33,5 @@ def needs_speed(spec: ResolvedSpec) -> bool:
 
 
 def is_auto(section: PhaseSpec, field: str) -> bool:
-    """Return whether a phase's section still has `auto` in `field`."""
+    """Return whether `field` of a phase's section is still `auto`."""
     return bool(getattr(section, field) == AUTO)

@@ -48,7 +48,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Fleet:
-    """The layout and the number of units of each phase in a cluster."""
+    """The layout and the number of units of each phase on a cluster."""
 
     offers: Mapping[Phase, Offer]
     units: Mapping[Phase, int]
@@ -56,18 +56,18 @@ class Fleet:
 
     @property
     def nodes_by_phase(self) -> dict[Phase, int]:
-        """Return the number of nodes that each phase takes."""
+        """Phase -> the number of nodes that its units take."""
         return {phase: self.units[phase] * offer.nodes for phase, offer in self.offers.items()}
 
     @property
     def nodes(self) -> int:
-        """Return the number of nodes that all units take."""
+        """The number of nodes that all units take."""
         return sum(self.nodes_by_phase.values())
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The load of the traffic's busiest hour, and the reserve capacity wanted on top."""
+    """The load in the traffic's busiest hour, in tokens/s of each phase, and the reserve on top of it."""
 
     tokens_per_s: Mapping[Phase, float]
     capacity: float  # wanted capacity over the load: 1 + headroom
@@ -76,7 +76,7 @@ class Demand:
     decides_nodes: bool  # True: the demand decides cluster.nodes; False: nodes are given, and windows follow the demand
 
     def required_units(self, offer: Offer) -> int:
-        """Return how many units of `offer` serve the demand with its reserve."""
+        """Return how many units of the layout `offer` serve the demand with its reserve."""
         asked = self.capacity * self.tokens_per_s[offer.phase] / offer.tokens_per_s
         return round_up_units(asked, self.floor[offer.phase])
 
@@ -85,11 +85,11 @@ class Demand:
         return sum(1 / offer.share_of_best for phase, offer in fleet.offers.items() if self.is_short(fleet, phase))
 
     def is_short(self, fleet: Fleet, phase: Phase) -> bool:
-        """Return whether a phase has too few units for the demand. Only units that the user wrote can be too few."""
+        """Return whether `phase` has too few units for the demand. Only a number that the user wrote can be too low."""
         return self.required_units(fleet.offers[phase]) > fleet.units[phase]
 
     def refused_on_loss(self, fleet: Fleet) -> float:
-        """Return the share of the busiest hour's requests refused after the loss of one node, in the worst phase."""
+        """Return the share of the busiest hour's requests refused after one node is lost, in the worst phase."""
         return max(self._refused_on_loss(offer, fleet.units[phase]) for phase, offer in fleet.offers.items())
 
     def _refused_on_loss(self, offer: Offer, units: int) -> float:
@@ -98,9 +98,9 @@ class Demand:
 
 
 def traffic_demand(spec: ResolvedSpec) -> Demand | None:
-    """Return the busiest hour's demand if the demand decides `units: auto`; else None.
+    """Return the busiest hour's demand; None unless it decides the phases' numbers of units.
 
-    The demand decides units if `cluster.nodes` or `schedule.windows` is `auto` too.
+    It decides them if `units` is `auto`, and `cluster.nodes` or `schedule.windows` too.
     """
     free = [phase for phase in spec.phases if is_undecided(spec.phase(phase).units)]
     is_counted, traffic, day = is_undecided(spec.cluster.nodes), spec.written.traffic, spec.written.schedule
@@ -117,12 +117,12 @@ def traffic_demand(spec: ResolvedSpec) -> Demand | None:
 
 
 def with_max_nodes(spec: ResolvedSpec) -> ResolvedSpec:
-    """Return `spec` with MAX_NODES in place of `cluster.nodes: auto`, while units are being decided."""
+    """Return `spec` with MAX_NODES nodes if `cluster.nodes` is `auto`, for the time in which units are decided."""
     return change_spec(spec, {"cluster.nodes": MAX_NODES}) if is_undecided(spec.cluster.nodes) else spec
 
 
 def require_speeds(spec: ResolvedSpec) -> None:
-    """Raise SpecError if a phase's speed is unknown, because the traffic then cannot decide the number of nodes."""
+    """Raise SpecError if a phase's speed is unknown. The traffic then cannot decide the number of nodes."""
     from planner.estimate.case import is_predictable  # slow to import, and seldom needed
 
     if all(is_predictable(spec, phase) for phase in spec.phases):
@@ -134,7 +134,7 @@ def require_speeds(spec: ResolvedSpec) -> None:
 
 
 def count_nodes(spec: ResolvedSpec, demand: Demand | None) -> tuple[ResolvedSpec, Decision]:
-    """Set `cluster.nodes` to the nodes of the spec's units and spares; return the new spec and the decision.
+    """Return (spec, decision), where `cluster.nodes` became the number of nodes of all units and spares.
 
     `demand` is the traffic's, if it decided the units; it only changes the reason.
     """
@@ -157,9 +157,9 @@ def fill_nodes(
 ) -> Fleet | None:
     """Return the fleet with the highest throughput; None if even the fewest units of each phase do not fit.
 
-    `written` has the number of units that the spec fixes (None: free), `tokens` the tokens that a phase computes for
-    one output token, `room` the number of nodes for each set of phases that share a GPU type, `floor` the fewest units
-    of each phase (default 1).
+    `offers` has the layouts of each phase to choose from, `written` the number of units that the spec fixes (None:
+    free), `tokens` the tokens that a phase computes for one output token, `room` the number of nodes for each set
+    of phases that share a GPU type, `floor` the fewest units of each phase (default 1).
     """
     floor = floor or dict.fromkeys(offers, 1)
     fleets = [
@@ -175,10 +175,10 @@ def fill_nodes(
 def units_by_offer(
     offers: Mapping[Phase, Sequence[Offer]], written: Mapping[Phase, int | None], demand: Demand
 ) -> dict[Phase, dict[Offer, int]]:
-    """Return how many units of each offer serve the demand, leaving out offers that need too many units.
+    """Return phase -> offer -> how many units of it serve the demand. Offers that need too many units are left out.
 
-    Units that the user wrote are assumed to serve the busiest hour, whatever their predicted speed. But if the demand
-    decides the number of nodes, the prediction must agree.
+    Units that the user wrote are assumed to serve the busiest hour, even if predicted to be too slow. But if the
+    demand decides the number of nodes, the prediction must agree.
     """
     found: dict[Phase, dict[Offer, int]] = {}
     for phase, all_ in offers.items():
@@ -197,11 +197,11 @@ def meet_demand(
     demand: Demand,
     room: Mapping[frozenset[Phase], int] | None = None,
 ) -> Fleet | None:
-    """Return the best fleet with one offer of `units` for each phase, or None if no fleet fits into `room`.
+    """Return the best fleet of one offer for each phase, with its number in `units`; None if none fits into `room`.
 
     Without a `room`, the fleet on the fewest nodes is best. With a `room`, fleets are compared by these in turn:
-    whether they are predicted to serve the demand (else their speed per node); whether the loss of a node refuses at
-    most MOST_REFUSED, since nodes would be idle otherwise; and their number of nodes.
+    whether they are predicted to serve the demand (else their speed per node); whether the loss of a node refuses
+    at most MOST_REFUSED, since nodes would be idle otherwise; and their number of nodes.
     """
     counted = product(*(each.items() for each in units.values()))
     fleets = (_fleet(dict(zip(units, chosen, strict=True)), tokens) for chosen in counted)
@@ -241,10 +241,10 @@ def _candidate_fleets(
     room: Mapping[frozenset[Phase], int],
     floor: Mapping[Phase, int],
 ) -> Iterator[Fleet]:
-    """Yield the fleets of the offered layouts that may have the highest throughput.
+    """Yield the fleets of the given `offers`, one for each phase, that may have the highest throughput.
 
-    With two free phases there are two such fleets: with one unit more of the first phase, the bottleneck moves from the
-    first phase to the other.
+    With two free phases there are two such fleets: with one unit more of the first phase, the bottleneck moves from
+    the first phase to the other.
     """
     free = [phase for phase in offers if written[phase] is None]
     units = {phase: number or floor[phase] for phase, number in written.items()}
@@ -276,7 +276,7 @@ def _candidate_fleets(
 def _max_units(
     phase: Phase, offers: Mapping[Phase, Offer], units: Mapping[Phase, int], room: Mapping[frozenset[Phase], int]
 ) -> int:
-    """Return how many units of `phase` fit on the nodes that the other phases' `units` leave."""
+    """Return how many units of `phase` fit on the nodes that the units of the other phases leave."""
     left = [
         nodes - sum(units[other] * offers[other].nodes for other in phases if other != phase)
         for phases, nodes in room.items()

@@ -41,7 +41,7 @@ ASSUMED_OUTPUT = 0.5  # assumed: output tokens per prompt token, if neither traf
 
 @dataclass(frozen=True)
 class LayoutSearch:
-    """The result of a search: the chosen layout of each phase, the number of its units, and the tokens/s served."""
+    """The result of a search: each phase's chosen layout, and the fleet of units that fills or serves."""
 
     phases: dict[Phase, PhaseSearch]
     chosen: Mapping[Phase, AcceptedLayout]
@@ -56,7 +56,7 @@ class LayoutSearch:
         return self.demand is not None and self.demand.shortfall(self.fleet) > 0
 
     def values(self, spec: ResolvedSpec) -> dict[str, int]:
-        """Return the numbers decided for `auto` fields, by dotted path. Memory decides prefill.max_requests later."""
+        """Return path -> number decided for each `auto` field. Memory decides prefill.max_requests later."""
         found: dict[str, int] = {}
         for phase, chosen in self.chosen.items():
             found |= {f"{phase}.{field}": chosen.numbers[field] for field in _searched_fields(spec, phase)}
@@ -68,11 +68,11 @@ class LayoutSearch:
 def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSearch | None:
     """Return the best layouts; None if speeds are unknown, or if nothing fits even without an SLO.
 
-    The layouts fill the nodes or, with a `demand`, serve it on the fewest. If the cluster has too few nodes, return the
-    layouts of the smallest sufficient cluster: placement then says how many nodes are missing.
+    The layouts fill the nodes or, with a `demand`, serve it on the fewest nodes. If the cluster has too few nodes,
+    return the layouts of the smallest sufficient cluster: placement then says how many nodes are missing.
 
-    Raises InfeasibleError with the shortest latency that can be promised if only the SLO stands in the way, and with
-    the number of units that are needed if the written ones do not serve the demand.
+    Raises InfeasibleError with the shortest latency that can be promised if only the SLO stands in the way, and
+    with the number of units that are needed if the written ones do not serve the demand.
     """
     if not all(is_predictable(spec, phase) and spec.gpu_of(phase).usable_bytes for phase in spec.phases):
         return None
@@ -87,7 +87,7 @@ def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSe
 
 
 def fill_nodes_evenly(spec: ResolvedSpec) -> dict[Phase, int]:
-    """Return how many units of each phase fill the nodes, equally many of each phase. Used when speeds are unknown.
+    """Return phase -> number of units that fill the nodes, equally many of each phase. Used when speeds are unknown.
 
     If the nodes do not even hold the fewest allowed units, return the fewest allowed.
     """
@@ -102,30 +102,30 @@ def fill_nodes_evenly(spec: ResolvedSpec) -> dict[Phase, int]:
 
 
 def explain_values(search: LayoutSearch, spec: ResolvedSpec, values: Mapping[str, int]) -> list[Decision]:
-    """Return the search's decision, a value with its reason, for each path of `values`."""
+    """Return a decision for each path and number in `values`, with the search's reason for it."""
     return [Decision(path, number, _explain(search, spec, path)) for path, number in values.items()]
 
 
 def _written_units(spec: ResolvedSpec) -> dict[Phase, int | None]:
-    """Return each phase's written units at the peak of the day; None for a phase with `units: auto`."""
+    """Return phase -> its written number of units at the peak of the day; None for a phase with `units: auto`."""
     return {p: None if is_auto(spec.phase(p), "units") else most_units(spec, p) for p in spec.phases}
 
 
 def _usable_nodes(spec: ResolvedSpec) -> dict[frozenset[Phase], int]:
-    """Return the number of usable nodes of each GPU type, keyed by the phases that run on that type."""
+    """Return the number of usable nodes of each GPU type. The keys are the phases that run on the type."""
     counts = Counter(node.gpu for node in nodes_for(spec) if node.unusable is None)
     gpus = {gpu: frozenset(p for p in spec.phases if spec.written.gpu_name(p) == gpu) for gpu in spec.written.gpu_names}
     return {phases: counts[gpu] for gpu, phases in gpus.items()}
 
 
 def _searched_fields(spec: ResolvedSpec, phase: Phase) -> list[str]:
-    """Return the fields of a unit that the search decides. Memory decides prefill.max_requests later."""
+    """Return the `auto` fields of a unit that the search decides. Memory decides prefill.max_requests later."""
     section = spec.phase(phase)
     return [each for each in FIELDS if is_auto(section, each) and (phase, each) != ("prefill", "max_requests")]
 
 
 def _most_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
-    """Return the most nodes that a unit of each phase may take: it leaves one for each other phase."""
+    """Return phase -> the most nodes that one unit of it may take, if each other phase needs one node."""
     room = _usable_nodes(spec)
     return {p: max(1, min(n - len(phases) + 1 for phases, n in room.items() if p in phases)) for p in spec.phases}
 
@@ -133,7 +133,7 @@ def _most_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
 def _search_fleet(
     spec: ResolvedSpec, balance: ReplicaBalance, tokens: Mapping[Phase, float], demand: Demand | None
 ) -> tuple[dict[Phase, Outcomes], Fleet | None]:
-    """Try the layouts of all phases; return the outcomes of each phase and the best fleet, or None if nothing fits.
+    """Return (outcomes of all layouts of each phase, the best fleet or None if nothing fits).
 
     The fleet stands on the cluster's nodes, or on as few as possible if the cluster has too few.
     """
@@ -162,7 +162,7 @@ def _require_slo(
 
 
 def _minimal_demand(spec: ResolvedSpec) -> Demand:
-    """Return a demand that one unit of each phase meets, whatever its layout."""
+    """Return a demand that one unit of each phase meets with any layout."""
     nothing, one = dict.fromkeys(spec.phases, 0.0), dict.fromkeys(spec.phases, 1)
     return Demand(nothing, 1.0, one, dict.fromkeys(spec.phases, 1.0), decides_nodes=False)
 
@@ -178,7 +178,7 @@ def _best_fleet(
     demand: Demand | None,
     room: Mapping[frozenset[Phase], int] | None,
 ) -> Fleet | None:
-    """Return the fleet that fills `room`, or that serves a `demand` in it; None if no fleet fits.
+    """Return the fleet that fills `room`, or that serves a `demand` within it; None if no fleet fits.
 
     Without a `room`, return the smallest fleet that serves the demand. Raises InfeasibleError if even the largest
     cluster could not serve it.
@@ -206,7 +206,7 @@ def _require_enough_nodes(
     demand: Demand,
     smallest: Fleet | None,
 ) -> None:
-    """Raise InfeasibleError if the demand needs more than MAX_NODES nodes, or more units than are written."""
+    """Raise InfeasibleError if the demand needs more than MAX_NODES nodes, or more units than the spec has."""
     room = MAX_NODES - len(spec.cluster.spares)
     if smallest is None:
         phase = next(each for each in units if not units[each])
@@ -224,7 +224,7 @@ def _require_enough_nodes(
 def _unmet_demand(
     spec: ResolvedSpec, phase: Phase, offers: Sequence[Offer], are_written: bool, asked: float, nodes: int
 ) -> Finding:
-    """Return the finding for a phase with too few written units, or with more traffic than MAX_UNITS units serve.
+    """Return the finding for a phase with too few written units, or with more traffic than MAX_UNITS units can serve.
 
     `asked` is the peak hour's demand in tokens/s, `nodes` the number of nodes that the phase can have.
     """
@@ -245,9 +245,10 @@ def _unmet_demand(
 
 
 def _tokens_per_output_token(spec: ResolvedSpec) -> dict[Phase, float]:
-    """Return the tokens that each phase computes for one output token; 1 in decode and mixed units.
+    """Return phase -> tokens that it computes for one output token; 1 in decode and mixed units.
 
-    Prefill's number follows from the traffic, else from the operating points, else from an assumed length of answers.
+    Prefill's number follows from the traffic, else from the operating points, else from an assumed length of
+    answers.
     """
     traffic, points = spec.written.traffic, spec.written.operating_point
     if spec.written.mixed:
@@ -263,7 +264,7 @@ def _tokens_per_output_token(spec: ResolvedSpec) -> dict[Phase, float]:
 
 
 def _best_offers(phase: Phase, kept: Sequence[AcceptedLayout]) -> list[Offer]:
-    """Return the fastest of the `kept` layouts for each number of nodes that a unit may take."""
+    """Return the fastest of the `kept` layouts for each number of nodes of a unit, as offers."""
     best: dict[int, int] = {}
     for number, each in enumerate(kept):
         held = best.get(each.nodes)
@@ -295,7 +296,7 @@ def _explain(search: LayoutSearch, spec: ResolvedSpec, path: str) -> str:
 
 
 def _aim_in_words(search: LayoutSearch, phase: Phase) -> str:
-    """Say by what the phase's layout was chosen: the highest throughput, or the fewest nodes for the busiest hour."""
+    """Return words for the aim of the choice: the highest throughput, or the fewest nodes for the busiest hour."""
     if search.demand is None:
         return "most"
     if search.demand.is_short(search.fleet, phase):

@@ -45,7 +45,7 @@ class PhaseSearch(Part):
 
 
 def summarize_search(found: Sequence[AcceptedLayout | RejectedLayout], chosen: AcceptedLayout) -> PhaseSearch:
-    """Summarise the search for a phase's layout; `found` has the outcome of each layout that was tried."""
+    """Return the summary of a search for a phase's layout. `found` has the outcome of each layout that was tried."""
     kept = [each for each in found if isinstance(each, AcceptedLayout)]
     return PhaseSearch(
         tried=len(found),
@@ -91,7 +91,7 @@ def _why_not_chosen(other: AcceptedLayout, chosen: AcceptedLayout) -> str:
 
 
 def _count_rejections(lost: Sequence[RejectedLayout]) -> dict[str, RejectedLayouts]:
-    """Return reason -> the number of layouts rejected for the reason, and an example.
+    """Return reason -> the number of layouts rejected for it, and one of them as an example.
 
     The example is the last layout: it has the largest unit, and so came nearest.
     """

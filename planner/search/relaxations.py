@@ -53,24 +53,27 @@ Order = Sequence[Sequence[Relaxation]]
 
 
 def covering_slots(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield numbers of expert slots that satisfy `coverage`: with the current EP sizes first, then with larger ones."""
+    """Yield changes to numbers of expert slots that satisfy `coverage`, at present EP sizes, then at larger ones."""
     if spec.written.coverage != "none":
         yield islice(covering_sizes(spec), MAX_COVERING)
 
 
 def less_coverage(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield weaker coverage: node instead of rack, then none."""
+    """Yield changes to weaker `coverage`: from rack to node, then to none."""
     if spec.written.coverage != "none":
         yield [{"coverage": less} for less in ("node", "none") if less != spec.written.coverage]
 
 
 def published_precision(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield the change of phases in bf16 to the checkpoint's own precision, if the checkpoint is quantised."""
+    """Yield the change of all phases in bf16 to the checkpoint's own precision, if the checkpoint is quantised."""
     yield _published_precisions(spec)
 
 
 def smaller_limits(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield fewer redundant experts, one slot per GPU at a time; shorter steps; fewer requests; shorter requests."""
+    """Yield changes to fewer redundant experts (one slot per GPU at a time), shorter steps, and fewer requests.
+
+    Changes to shorter requests come last.
+    """
     for phase in spec.phases:
         section = spec.phase(phase)
         fewer = range(section.redundant_experts - section.ep_size, -1, -section.ep_size)
@@ -81,13 +84,16 @@ def smaller_limits(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def shared_attention(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield larger `attention_tp`: each GPU then holds fewer heads and less of the attention weights."""
+    """Yield changes to larger `attention_tp`: each GPU then holds fewer heads and less of the attention weights."""
     if spec.written.engine_name != OURS:
         yield from _attention_sizes(spec)
 
 
 def published_limits(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield the checkpoint's precision joined with other changes, such as smaller limits: neither may help alone."""
+    """Yield changes to the checkpoint's precision together with another change, such as a smaller limit.
+
+    Neither of the two may help alone.
+    """
     relaxations = (covering_slots, less_coverage, smaller_limits, shared_attention)
     limits = [series for relaxation in relaxations for series in relaxation(spec)]
     for published, series in product(_published_precisions(spec), limits):
@@ -95,24 +101,27 @@ def published_limits(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def other_engine(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield larger `attention_tp` on an engine other than the bundled runtime, which cannot share attention."""
+    """Yield changes from the bundled runtime, which cannot share attention, to an engine with larger `attention_tp`."""
     if spec.written.engine_name == OURS:
         yield from ([{"engine": SHARING_ENGINE, **each} for each in series] for series in _attention_sizes(spec))
 
 
 def larger_units(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield larger EP sizes, phase by phase, without adding nodes."""
+    """Yield changes to larger EP sizes on the same nodes, phase by phase."""
     for phase in spec.phases:
         yield ({f"{phase}.ep_size": size} for size in larger_sizes(spec, phase))
 
 
 def larger_units_and_nodes(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield larger EP sizes together with the nodes that they need: in one phase first, then in all phases."""
+    """Yield changes to larger EP sizes with the nodes that these need: in one phase first, then in all phases."""
     yield larger_sizes_and_nodes(spec)
 
 
 def larger_gpus(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield changes of `cluster.gpu` to catalog GPUs with more memory, smallest first, unless listed nodes name any."""
+    """Yield changes of `cluster.gpu` to catalog GPUs with more memory, smallest first.
+
+    Nothing if the cluster's listed nodes name GPUs.
+    """
     memory, nodes = spec.gpu.usable_bytes, spec.cluster.nodes
     if memory is not None and (isinstance(nodes, int) or not any(node.gpu for node in nodes)):
         larger = sorted((gpu.usable_bytes, name) for name, gpu in GPUS.items() if (gpu.usable_bytes or 0) > memory)
@@ -120,7 +129,7 @@ def larger_gpus(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def lower_unit_floor(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield a smaller `schedule.min_units` of one phase, such that all units then fit on the nodes."""
+    """Yield a smaller `schedule.min_units` for each phase where that makes all units fit on the nodes."""
     assert spec.written.schedule is not None
     floors, layouts = spec.written.schedule.min_units, [lay_out(spec, phase) for phase in spec.phases]
     missing = sum(each.num_units * each.nodes_per_unit for each in layouts) - num_usable(spec)
@@ -131,13 +140,13 @@ def lower_unit_floor(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def whole_node_units(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield units of a whole node in place of several units of part of a node; then more nodes."""
+    """Yield changes to units of a whole node instead of several smaller units on it; then to more nodes."""
     lacking = node_increase(spec)
     yield [*merged_units(spec), *([lacking] if lacking else [])]
 
 
 def single_mixed_unit(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield one mixed unit in place of prefill and decode, if there is only one node and both fit on it."""
+    """Yield the change from prefill and decode to one mixed unit, if the cluster has only one node."""
     cluster, written = spec.cluster, spec.document.data
     sizes = {spec.phase(phase).ep_size for phase in spec.phases}
     if num_usable(spec) == 1 and len(spec.phases) == 2 and len(sizes) == 1 and max(sizes) <= cluster.gpus_per_node:
@@ -155,7 +164,7 @@ def uncordoned_nodes(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def other_listed_gpus(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield changes that move one phase to another GPU type among the listed nodes."""
+    """Yield changes of one phase to another GPU type that the listed nodes have."""
     nodes = spec.cluster.nodes
     if not isinstance(nodes, int) and spec.gpu.usable_bytes is not None:
         gpus = dict.fromkeys(node.gpu for node in nodes if node.gpu in GPUS)
@@ -164,19 +173,19 @@ def other_listed_gpus(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def fewer_spares(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield shorter lists of spares: without the last, without the last two, and so on."""
+    """Yield changes to shorter lists of spares: without the last spare, without the last two, and so on."""
     spares = spec.cluster.spares
     yield [{"cluster.spares": spares[:number]} for number in range(len(spares) - 1, -1, -1)]
 
 
 def fewer_units(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield fewer units of a phase, unless a schedule sets their number."""
+    """Yield changes to fewer units of a phase, unless a schedule sets their number."""
     for phase in spec.phases if spec.written.schedule is None else ():
         yield _smaller_values(spec, [phase], "units")
 
 
 def smaller_units(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield smaller units, first with about the current number of redundant experts, then with the fewest possible."""
+    """Yield changes to smaller units, with about the present number of redundant experts, then with the fewest."""
     yield chain(smaller_sizes(spec), smaller_sizes(spec, fewest_slots=True))
 
 
@@ -217,7 +226,7 @@ def _attention_sizes(spec: ResolvedSpec) -> Iterator[list[Change]]:
 
 
 def _smaller_values(spec: ResolvedSpec, phases: Sequence[Phase], name: str, asked: int = 1) -> NumberSeries:
-    """Return changes that write smaller values of field `name`, equal in all `phases`, down to `asked`."""
+    """Return the changes that write smaller values of field `name`, the same in all `phases`, down to `asked`."""
     value: int = getattr(spec.phase(phases[0]), name)
     usual = min(value, STEP_TOKENS) if name == "max_batch_tokens" else value
     least = max(usual // LEAST_OF_TOKENS, 2) if name.endswith("_tokens") else 1
@@ -225,6 +234,6 @@ def _smaller_values(spec: ResolvedSpec, phases: Sequence[Phase], name: str, aske
 
 
 def _point_requirement(spec: ResolvedSpec, phase: Phase, limit: str) -> int:
-    """Return the least value that the written operating point allows for a limit; 1 without an operating point."""
+    """Return the least value of `limit` with which the written operating point is allowed; 1 without a point."""
     asked = getattr(getattr(spec.written.operating_point, phase), POINT_FIELDS[limit], None)
     return asked if isinstance(asked, int) else 1

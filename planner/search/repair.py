@@ -58,7 +58,10 @@ NON_MEMORY_PATHS = ("coverage", "cluster.nodes", "cluster.spares")  # prefixes o
 
 
 def require_feasible(candidate: Candidate, level: Level, original: ResolvedSpec) -> None:
-    """Raise InfeasibleError if the rules up to `level` refuse the candidate; its fixes are changes of `original`."""
+    """Raise InfeasibleError if the rules up to `level` refuse the candidate.
+
+    The offered fixes are changes of `original`.
+    """
     if refusals := refusals_of(candidate, level):
         raise InfeasibleError(offer_changes(refusals, candidate, original))
 
@@ -82,7 +85,7 @@ def offer_changes(refusals: Sequence[Finding], candidate: Candidate, original: R
 
 
 def _start_search(refusals: Sequence[Finding], candidate: Candidate, original: ResolvedSpec) -> "_Search":
-    """Return a search that starts from the candidate with decided operating points reset and missing nodes added.
+    """Return a search from the candidate with decided operating points reset to `auto` and missing nodes added.
 
     Decided numbers of units are set to 1. Raises Unknown if the resulting spec breaks rules.
     """
@@ -107,23 +110,23 @@ class _Goal:
 
 @dataclass(frozen=True)
 class _CheckedCandidate:
-    """A changed candidate that remembers whether the rules accept it, so that the rules run once."""
+    """A changed candidate and, computed once, whether the rules accept it."""
 
     candidate: Candidate
 
     @cached_property
     def is_feasible(self) -> bool:
-        """Return whether no rule up to the candidate's level refuses it.
+        """Whether no rule up to the candidate's level refuses it.
 
-        With `coverage: rack`, a unit that fits into one rack counts as infeasible without a placement: it would most
-        likely be placed in one rack, and placing a large system takes seconds.
+        With `coverage: rack`, a unit that fits into one rack counts as infeasible without a placement: it would
+        most likely be placed in one rack, and placing a large system takes seconds.
         """
         return not _may_fit_in_rack(self.candidate) and not refusals_of(self.candidate, self.candidate.level)
 
 
 @dataclass(frozen=True)
 class _Search:
-    """A search for changes that make the `start` candidate feasible. Each change is tried once."""
+    """A search for changes that make the candidate `start` feasible. Each change is tried once."""
 
     start: Candidate
     short: tuple[Phase, ...]  # phases that are short of memory
@@ -134,21 +137,21 @@ class _Search:
 
     @property
     def spec(self) -> ResolvedSpec:
-        """Return the spec of the `start` candidate."""
+        """The spec of the candidate `start`."""
         return self.start.resolved
 
     @property
     def is_peak_short(self) -> bool:
-        """Return whether nodes are too few for windows that follow the traffic."""
+        """Whether the nodes are too few for windows that follow the traffic."""
         return self.spec.has_windows_of_traffic and self.spec.written.schedule is not None
 
     def changes(self, refusals: Sequence[Finding]) -> tuple[Change, ...]:
-        """Return the cheapest changes that make the spec feasible, up to three of different fields."""
+        """Return the cheapest changes that make the spec feasible: up to three, of different fields."""
         rows, shares = self._relaxations_for(refusals[0].id), self._wanted_shares(refusals)
         # Accept KV for a single request only after every row failed to leave more.
         tried = [*product(range(len(rows)), shares), *product(range(len(rows)) if self.short else (), [ONE_REQUEST])]
         for number, share in tried:
-            found = tuple(islice(self._offers(rows[number], share), MAX_CHANGES))
+            found = tuple(islice(self._feasible_changes(rows[number], share), MAX_CHANGES))
             if changes := found or tuple(self._joint_changes([*chain(*rows[: number + 1])], share)):
                 return tuple(self._complete_change(each) for each in changes)
         return ()
@@ -157,16 +160,16 @@ class _Search:
         return PEAK_ORDER if self.is_peak_short else ORDERS[rule]
 
     def _wanted_shares(self, refusals: Sequence[Finding]) -> list[float]:
-        """Return the shares of all requests' full-length KV that changes should leave room for, in order of trial."""
+        """Return the shares to try in order: room for KV over the KV of all requests at full length."""
         if any(finding.path.endswith(".max_requests") for finding in refusals):
             return [USUAL_SHARE]  # as W101 does: so many requests rarely all have full length
         return [FULL_SHARE, USUAL_SHARE] if self.short else [ONE_REQUEST]
 
-    def _offers(self, row: Sequence[Relaxation], share: float) -> Iterator[Change]:
+    def _feasible_changes(self, row: Sequence[Relaxation], share: float) -> Iterator[Change]:
         """Yield the first change of each series of `row` that makes the spec feasible with enough KV.
 
-        `share` is the wanted KV over the KV that all requests take at full length. Values that the spec has already are
-        left out of the change.
+        `share` is the wanted KV over the KV that all requests take at full length. Values that the spec has
+        already are left out of the change.
         """
         data, seen = self.spec.document.data, []
         for change in self._first_successes(row, _Goal(self.short, share)):
@@ -176,9 +179,9 @@ class _Search:
                 yield {**new, **self.extra_nodes, **new}
 
     def _joint_changes(self, relaxations: Sequence[Relaxation], share: float) -> Iterator[Change]:
-        """Yield one change that joins the first changes that give each of several short phases enough KV.
+        """Yield one change that gives several short phases enough KV, joined from the first change for each of them.
 
-        `share` is as in `_offers`. Nothing is yielded unless the joint change makes the whole spec feasible.
+        `share` is as in `_feasible_changes`. Nothing is yielded unless the joint change makes the whole spec feasible.
         """
         changes: dict[str, Any] = {}
         for phase in self.short if len(self.short) > 1 else ():
@@ -196,7 +199,7 @@ class _Search:
                 yield first
 
     def _may_reach(self, goal: _Goal, change: Change) -> bool:
-        """Return False if memory or slots are certainly too few with `change`. Checks no rule."""
+        """Return False if `change` certainly leaves too little memory or too few slots. No rule is checked."""
         numbers: dict[Phase, dict[str, Any]] = {phase: {} for phase in self.spec.phases}
         for path, value in change.items():
             phase, _, name = path.partition(".")
@@ -210,7 +213,7 @@ class _Search:
         )
 
     def _has_kv(self, phase: Phase, numbers: Mapping[str, Any], goal: _Goal) -> bool:
-        """Return whether a phase with changed `numbers` has the KV that the goal asks for."""
+        """Return whether a phase has the KV that the goal asks for, with `numbers` (field -> number) in its section."""
         if phase not in goal.phases and not numbers:
             return True
         key = phase + _key(numbers)
@@ -219,7 +222,7 @@ class _Search:
         return self.kv_shares[key] >= (goal.share if phase in goal.phases else ONE_REQUEST)
 
     def _has_slots(self, phase: Phase, numbers: Mapping[str, Any]) -> bool:
-        """Return whether `numbers` give enough slots to survive the loss of a node.
+        """Return whether a phase with `numbers` in its section has slots enough to survive the loss of a node.
 
         To survive the loss of a rack takes at least as many slots.
         """
@@ -229,7 +232,7 @@ class _Search:
         return fewest is not None and fewest <= slots
 
     def _reaches(self, goal: _Goal, change: Change) -> bool:
-        """Return whether the candidate meets the goal after `change`."""
+        """Return whether the candidate with `change` meets the goal."""
         if _key(change) not in self.tried:
             having = self._apply(change)
             self.tried[_key(change)] = _CheckedCandidate(having) if having else None
@@ -243,11 +246,11 @@ class _Search:
         return all(_kv_share(spec, each) >= goal.share for each in spec.phases if each in mended)
 
     def _apply(self, change: Change) -> Candidate | None:
-        """Return the candidate with `change`; None if `auto` fields must be decided again and no numbers are found."""
+        """Return the candidate with `change`; None if its `auto` fields must be decided again and cannot be."""
         return self._decide_again(change) if self.is_peak_short else self.start.with_change(change)
 
     def _complete_change(self, change: Change) -> Change:
-        """Return `change`, extended if needed so that it still helps when the planner decides the original spec again.
+        """Return `change`, extended if it does not help once `auto` fields of the original spec are decided again.
 
         An extension writes the sizes that `auto` became, or more nodes for windows that follow the traffic.
         """
@@ -269,7 +272,7 @@ class _Search:
         return {path: size for path, size in paths.items() if path in spec.document.autos}
 
     def _decide_again(self, change: Change) -> Candidate | None:
-        """Decide the original spec with `change`; return the candidate, or None if the spec is wrong or infeasible."""
+        """Return the original spec with `change` as a candidate, every `auto` decided anew; None if that fails."""
         try:
             spec = decide(change_spec(self.original, change)).spec
         except (SpecError, InfeasibleError):
@@ -277,9 +280,9 @@ class _Search:
         return replace(self.start, document=spec.document, known=spec)
 
     def _is_valid(self, tried: Candidate, mended: Sequence[Phase]) -> bool:
-        """Return whether the candidate's spec breaks no rule and the engine can run its phases.
+        """Return whether the spec of `tried` can be resolved and the engine can run its phases.
 
-        A phase that the engine cannot run with the starting spec either may stay so, unless it is in `mended`.
+        A phase that the engine cannot run in the starting spec either may stay so, unless it is in `mended`.
         """
         try:
             spec = tried.resolved
@@ -325,7 +328,7 @@ def _reopen_points(candidate: Candidate) -> Candidate:
 def _reduce_auto_units(candidate: Candidate) -> Candidate:
     """Return the candidate with decided numbers of units set to 1, and without a schedule that follows traffic.
 
-    The planner would decide on fewer units if a change made units larger.
+    If a change makes units larger, the planner would decide on fewer of them.
     """
     spec = candidate.resolved
     if spec.has_windows_of_traffic:

@@ -21,18 +21,21 @@ NO_REPLICAS = "(then no hot expert has a second replica)"
 
 @dataclass(frozen=True)
 class NumberSeries:
-    """Changes that write the same number at all `paths`, largest first. If a number succeeds, all smaller ones do."""
+    """A series of changes, each writing one number at all `paths`, largest first.
+
+    If one succeeds, all smaller ones do.
+    """
 
     paths: tuple[str, ...]
     values: Sequence[float]
     common: Change = field(default_factory=dict)  # part of every change
 
     def __len__(self) -> int:
-        """Return the number of changes in the series."""
+        """Return the number of changes."""
         return len(self.values)
 
     def __getitem__(self, index: int) -> Change:
-        """Return the change that writes the index-th value."""
+        """Return the change that writes the value at `index`."""
         return {**self.common, **dict.fromkeys(self.paths, self.values[index])}
 
 
@@ -67,12 +70,12 @@ def join_change(change: Change, series: Series) -> Series:
 
 
 def make_fix(changes: tuple[Change, ...], spec: ResolvedSpec) -> Fix:
-    """Return alternative changes of `spec` as a fix: `nearest: prefill.ep_size 16, or cluster.nodes 22`."""
+    """Return `changes` as a fix that offers any of them: `nearest: prefill.ep_size 16, or cluster.nodes 22`."""
     return Fix(f"nearest: {', or '.join(_change_in_words(each, spec) for each in changes)}", changes)
 
 
 def _change_in_words(change: Change, spec: ResolvedSpec) -> str:
-    """Describe a change in words: the values to write, and the fields to remove."""
+    """Return words for a change: the values to write, and the fields to remove."""
     words = " and ".join(f"{path} {_value_in_words(value)}" for path, value in change.items() if value is not None)
     gone = " and ".join(path for path, value in change.items() if value is None)
     text = f"{words} instead of {gone}" if gone else words

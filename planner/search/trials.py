@@ -57,7 +57,7 @@ class AcceptedLayout:
 
 @dataclass(frozen=True)
 class RejectedLayout:
-    """A layout that does not fit or breaks the SLO, and the reason."""
+    """A layout that does not fit or breaks the SLO, with the reason."""
 
     numbers: Numbers
     why: RejectionReason
@@ -68,7 +68,7 @@ class RejectedLayout:
 def try_layouts(
     spec: ResolvedSpec, phase: Phase, nodes: range, balance: ReplicaBalance
 ) -> Iterator[AcceptedLayout | RejectedLayout]:
-    """Try the layouts of `phase` whose unit takes a number of nodes in `nodes`; yield each as accepted or rejected.
+    """Yield an outcome, accepted or rejected, for each layout of `phase` whose unit takes a number of nodes in `nodes`.
 
     If the spec writes the EP size, it is tried if `nodes` contains 1, however many nodes it takes.
     """
@@ -108,7 +108,7 @@ def _batch_token_candidates(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class _SizeTrials:
-    """The trials of one EP size, attention TP and step length, by number of redundant experts and requests."""
+    """The trials of one EP size, attention TP and step length, by numbers of redundant experts and requests."""
 
     spec: ResolvedSpec
     phase: Phase
@@ -116,7 +116,7 @@ class _SizeTrials:
     trials: dict[tuple[int, int], Trial] = field(default_factory=dict)
 
     def trial(self, redundant: int, requests: int) -> Trial:
-        """Return the trial with `redundant` redundant experts and `requests`, created once for all callers."""
+        """Return the trial with these numbers of redundant experts and requests. Each trial is made once."""
         key = redundant, requests
         if key not in self.trials:
             self.trials[key] = trial_of(self.spec, self.phase, {**self.start, "redundant_experts": redundant}, requests)
@@ -126,9 +126,9 @@ class _SizeTrials:
 def _try_slots(
     size: _SizeTrials, balance: ReplicaBalance, best: dict[int, float]
 ) -> Iterator[AcceptedLayout | RejectedLayout]:
-    """Try one size with more and more slots, until more slots cannot beat the best rate so far; yield each outcome.
+    """Yield the outcome of one size with ever more slots, until more slots cannot beat the best rate so far.
 
-    `best` has the best tokens/s per node so far, by number of nodes of a unit, and is updated.
+    `best` is number of nodes of a unit -> the best tokens/s per node so far, and is updated.
     """
     spec, ep_size, num_logical = size.spec, size.start["ep_size"], size.spec.model.num_routed_experts
     all_redundant = even_redundants(spec, size.phase, ep_size)
@@ -156,7 +156,7 @@ def _try_slots(
 
 
 def _max_redundant_in_memory(size: _SizeTrials, all_redundant: Sequence[int], requests: int) -> int:
-    """Return the most redundant experts of `all_redundant` that fit into memory with one request; else the fewest."""
+    """Return the largest of `all_redundant` that fits into memory beside one request; if none fits, the smallest."""
     fewest = size.trial(all_redundant[0], requests).memory
     more_slots = max(-fewest.missing_bytes, 0) // fewest.weights.slot  # an upper bound: buffers grow with slots too
     bounded = all_redundant[: 1 + more_slots]
@@ -171,7 +171,7 @@ def _rate(found: AcceptedLayout | RejectedLayout) -> float:
 
 
 def _rate_bound(found: AcceptedLayout | RejectedLayout, *, are_free: bool) -> float:
-    """Return the tokens/s per node that a layout cannot exceed with any balance of load; infinity if unknown.
+    """Return the tokens/s per node that a layout cannot exceed even with perfectly balanced load; infinity if unknown.
 
     The bound is unknown for a rejected layout, and if the number of requests is free (`are_free`). With perfect
     balance, every part of a step takes at least 1 / (max/mean) of its current time.
@@ -184,7 +184,10 @@ def _rate_bound(found: AcceptedLayout | RejectedLayout, *, are_free: bool) -> fl
 
 
 def _coverage_failure(spec: ResolvedSpec, ep_size: int, slots: int) -> str | None:
-    """Return the reason why some expert would not survive the loss of a node or rack; None if `coverage` can be met."""
+    """Return the reason why some expert would not survive the loss of a node or rack; None if `coverage` can be met.
+
+    `slots` is the number of expert slots of one GPU.
+    """
     coverage = spec.written.coverage
     if coverage == "none":
         return None
@@ -195,7 +198,7 @@ def _coverage_failure(spec: ResolvedSpec, ep_size: int, slots: int) -> str | Non
 
 
 def _engine_refusal(trial: Trial) -> str | None:
-    """Return the reason why the engine cannot run the trial's sizes; None if it can, or if the spec writes them all."""
+    """Return the reason why the engine cannot run the trial's sizes; None if it can, or if the spec wrote them all."""
     phase, written = trial.layout.phase, trial.spec.written
     is_left = any(f"{phase}.{field}" in trial.spec.document.autos for field in SIZES)
     if not is_left or runs_layout(trial.spec, phase):
@@ -206,7 +209,7 @@ def _engine_refusal(trial: Trial) -> str | None:
 def _find_most_requests(
     size: _SizeTrials, redundant: int, balance: Balance, least: int
 ) -> AcceptedLayout | RejectedLayout:
-    """Return the layout with the most requests that memory and SLO allow, or its rejection with the `least` requests.
+    """Return the layout with the most requests, from `least` on, that memory and SLO allow; else its rejection.
 
     Buffers grow with requests and take memory from KV. So the first guess is the number of requests whose KV fits
     beside the buffers for the most requests to try.
@@ -226,7 +229,7 @@ def _find_most_requests(
 
 
 def _request_range(spec: ResolvedSpec, phase: Phase) -> tuple[int, int]:
-    """Return the fewest and the most requests that the search tries for `phase`."""
+    """Return (fewest, most) requests per GPU that the search tries for `phase`."""
     point: Any = getattr(spec.written.operating_point, phase)
     if not is_auto(spec.phase(phase), "max_requests"):
         return spec.phase(phase).max_requests, spec.phase(phase).max_requests
@@ -236,7 +239,7 @@ def _request_range(spec: ResolvedSpec, phase: Phase) -> tuple[int, int]:
 
 
 def _judge(size: _SizeTrials, redundant: int, requests: int, balance: Balance) -> AcceptedLayout | RejectedLayout:
-    """Accept or reject the layout with these redundant experts and requests, by memory, engine and SLO."""
+    """Return the layout with these redundant experts and requests, accepted or rejected by memory, engine and SLO."""
     trial, kv_tokens = size.trial(redundant, requests), _kv_tokens(size.spec, size.phase, requests)
     numbers, memory = {**size.start, "redundant_experts": redundant, "max_requests": requests}, trial.memory
     if memory.missing_bytes > 0:
@@ -262,9 +265,9 @@ def _judge(size: _SizeTrials, redundant: int, requests: int, balance: Balance) -
 def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:
     """Return the tokens of KV that must fit on a GPU: those of `requests` requests of mean length.
 
-    The mean length comes from the operating point, else from the traffic, else it is half the longest request. Only one
-    request of full length must fit in prefill, and if `max_requests` is written but the operating point gives no
-    requests, because `max_requests` is then only a limit.
+    The mean length comes from the operating point, else from the traffic, else it is half the longest request. Only
+    one request of full length must fit in prefill, and if `max_requests` is written but the operating point gives
+    no requests, because `max_requests` is then only a limit.
     """
     section, point = spec.phase(phase), getattr(spec.written.operating_point, phase)
     if point and phase != "prefill" and point.requests != AUTO:

@@ -21,20 +21,20 @@ from planner.spec.undecided import is_undecided
 
 
 def all_sizes(spec: ResolvedSpec) -> list[int]:
-    """Return the EP sizes that divide a node or fill whole nodes, up to two GPUs per expert, in ascending order."""
+    """Return in ascending order the EP sizes that divide a node or fill whole nodes, up to two GPUs per expert."""
     per_node = spec.cluster.gpus_per_node
     within = [size for size in range(1, per_node + 1) if per_node % size == 0]
     return [*within, *range(2 * per_node, 2 * spec.model.num_routed_experts + 1, per_node)]
 
 
 def ep_sizes(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
-    """Return the EP sizes that `phase` may have: the written one, or all for `auto`."""
+    """Return the EP sizes that `phase` may have: the written one, or all if it is `auto`."""
     section = spec.phase(phase)
     return all_sizes(spec) if is_undecided(section.ep_size) else [section.ep_size]
 
 
 def even_redundants(spec: ResolvedSpec, phase: Phase, ep_size: int) -> range:
-    """Return the numbers of redundant experts that give all GPUs equally many slots, in ascending order.
+    """Return in ascending order the numbers of redundant experts that give all GPUs equally many slots.
 
     A written number is returned alone, or not at all if it does not give equally many slots.
     """
@@ -45,7 +45,7 @@ def even_redundants(spec: ResolvedSpec, phase: Phase, ep_size: int) -> range:
 
 
 def larger_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
-    """Return the EP sizes above the present one that divide the physical experts and suit nodes and engine."""
+    """Return the larger EP sizes of `phase` that divide its physical experts and suit the nodes and the engine."""
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     physical = spec.model.num_routed_experts + section.redundant_experts
     larger = range(section.ep_size + 1, physical + 1)
@@ -54,7 +54,7 @@ def larger_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
 
 
 def larger_sizes_and_nodes(spec: ResolvedSpec) -> Iterator[Change]:
-    """Yield larger EP sizes with the nodes that they need: step by step in one phase, then in all phases together."""
+    """Yield changes to larger EP sizes and the nodes that these need: in one phase, then in all phases together."""
     sizes = {phase: larger_sizes(spec, phase) for phase in spec.phases}
     in_one = [(step, {phase: size}) for phase in sizes for step, size in enumerate(sizes[phase])]
     in_all = [
@@ -66,7 +66,10 @@ def larger_sizes_and_nodes(spec: ResolvedSpec) -> Iterator[Change]:
 
 
 def covering_sizes(spec: ResolvedSpec) -> Iterator[Change]:
-    """Yield numbers of expert slots that satisfy coverage: at current EP sizes, then at larger ones with nodes."""
+    """Yield changes that give enough expert slots for `coverage`: at present EP sizes, then at larger ones.
+
+    More nodes are part of a change that needs them.
+    """
     sizes = [_covering_ep_sizes(spec, phase) for phase in spec.phases]
     for steps in sorted(product(*(range(len(each)) for each in sizes)), key=sum):
         chosen = {phase: each[step] for phase, each, step in zip(spec.phases, sizes, steps, strict=True)}
@@ -77,9 +80,10 @@ def covering_sizes(spec: ResolvedSpec) -> Iterator[Change]:
 
 
 def smaller_sizes(spec: ResolvedSpec, *, fewest_slots: bool = False) -> Iterator[Change]:
-    """Yield smaller EP sizes of whole nodes if the usable nodes cannot hold one unit of each phase; most GPUs first.
+    """Yield changes to smaller EP sizes of whole nodes, those with most GPUs first.
 
-    Units keep about their number of redundant experts; with `fewest_slots` they get the fewest possible.
+    Nothing if the usable nodes hold one unit of each phase. Units keep about their number of redundant experts;
+    with `fewest_slots` they get the fewest possible.
     """
     per_node, usable = spec.cluster.gpus_per_node, num_usable(spec)
     most = {phase: max(1, spec.phase(phase).ep_size // per_node) for phase in spec.phases}
@@ -114,9 +118,10 @@ def merged_units(spec: ResolvedSpec) -> Iterator[Change]:
 
 
 def node_increase(spec: ResolvedSpec, ep_sizes: Mapping[Phase, int] | None = None) -> Change:
-    """Return the change that raises `cluster.nodes` to hold all units, with `ep_sizes` in place of the spec's if given.
+    """Return the change that raises `cluster.nodes` to hold all units; empty if the nodes suffice.
 
-    The change is empty if the nodes suffice, or if the spec lists nodes: named nodes cannot be added.
+    `ep_sizes` replaces EP sizes of the spec. The change is empty too if the spec lists nodes: named nodes cannot be
+    added.
     """
     cluster = spec.cluster
     sizes = {phase: spec.phase(phase).ep_size for phase in spec.phases} | dict(ep_sizes or {})
@@ -131,7 +136,7 @@ def num_usable(spec: ResolvedSpec) -> int:
 
 
 def _covering_change(spec: ResolvedSpec, phase: Phase, ep_size: int) -> Change:
-    """Return the change that gives `phase` enough slots for coverage at `ep_size`; empty if the phase has enough."""
+    """Return the change that gives `phase` enough slots for coverage at `ep_size`; empty if it has enough already."""
     section, num_logical = spec.phase(phase), spec.model.num_routed_experts
     fewest = fewest_slots(spec, ep_size) or 0
     redundant = max(fewest * ep_size - num_logical, -num_logical % ep_size)
@@ -141,7 +146,7 @@ def _covering_change(spec: ResolvedSpec, phase: Phase, ep_size: int) -> Change:
 
 
 def _covering_ep_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
-    """Return the phase's EP size, then larger ones of whole nodes, up to two GPUs per expert."""
+    """Return the phase's present EP size, then larger ones of whole nodes, up to two GPUs per expert."""
     ep_size, per_node = spec.phase(phase).ep_size, spec.cluster.gpus_per_node
     larger = [size for size in all_sizes(spec) if size > ep_size and size >= per_node]
     return [ep_size, *(size for size in larger if _exchange_supports(spec, phase, size))]
@@ -152,7 +157,10 @@ def _exchange_supports(spec: ResolvedSpec, phase: Phase, ep_size: int) -> bool:
 
 
 def _split_nodes(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield ways to give `usable` nodes to one or two phases, at most `most` each: highest total, most even first."""
+    """Yield numbers of nodes for one or two phases, at most `usable` together and `most` each.
+
+    The highest totals come first, of equal totals the most even split.
+    """
     for total in range(usable, 0, -1):
         first = range(max(1, total - sum(most[1:])), min(most[0], total - len(most) + 1) + 1)
         of_total = [(count, total - count)[: len(most)] for count in first if len(most) > 1 or count == total]
@@ -160,13 +168,13 @@ def _split_nodes(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _unevenness(chosen: Sequence[int], most: Sequence[int]) -> tuple[int, float]:
-    """Return how many phases get fewer nodes than in `most`, and the spread of the phases' remaining shares."""
+    """Return (how many phases get fewer nodes than in `most`, the spread of the shares that phases get of `most`)."""
     shares = [count / all_of_it for count, all_of_it in zip(chosen, most, strict=True)]
     return sum(share < 1 for share in shares), max(shares) - min(shares)
 
 
 def _resize_unit(spec: ResolvedSpec, phase: Phase, num_nodes: int, fewest_slots: bool = False) -> Change:
-    """Return the change to units of `num_nodes` whole nodes that gives all GPUs equally many slots.
+    """Return the change to a unit of `num_nodes` whole nodes that gives all GPUs equally many slots.
 
     The number of redundant experts is the nearest to the present number or, with `fewest_slots`, the smallest.
     """

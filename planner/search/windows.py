@@ -39,7 +39,7 @@ MAX_ROUNDS = 64  # assumed: each round lengthens the warm-up because more units 
 
 
 def decide_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[ResolvedSpec, list[Decision]]:
-    """Replace `auto` windows and warm-up in `spec`; return the new spec and the decisions.
+    """Return (spec, decisions), where `auto` windows and warm-up are replaced.
 
     `rates` has one unit's tokens/s for each phase whose number of units was decided by speed.
     """
@@ -58,10 +58,10 @@ def decide_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Re
 
 
 def most_units(spec: ResolvedSpec, phase: Phase, written: int | None = None) -> int:
-    """Return how many units of `phase` are on at the peak of the day if `units` is `written` (default: the spec's).
+    """Return how many units of `phase` are on at the peak of the day. `written` replaces the spec's `units`.
 
-    With `windows: auto` the peak may need more units than written, because of `headroom`, `min_units`, or traffic above
-    `traffic.capacity`.
+    With `windows: auto` the peak may need more units than written, because of `headroom`, `min_units`, or traffic
+    above `traffic.capacity`.
     """
     number = spec.written.num_units(phase) if written is None else written
     schedule, traffic = spec.written.schedule, spec.written.traffic
@@ -78,7 +78,7 @@ def _decide_schedule(
     rates: Mapping[Phase, float],
     times: StartTimes | None,
 ) -> tuple[ResolvedSpec, list[Decision]]:
-    """Replace the schedule's `auto` fields; return the new spec and the decisions about windows."""
+    """Return (spec, decisions about windows), where the schedule's `auto` fields are replaced."""
     days_with = _day_planner(spec, schedule, layouts, rates) if is_undecided(schedule.windows) else None
     values: dict[str, Any] = {}
     if is_undecided(schedule.warm_up):
@@ -98,9 +98,9 @@ def _decide_schedule(
 
 
 def _find_warm_up(schedule_with: Callable[[float], ScheduleSpec], times: StartTimes) -> float:
-    """Return the shortest warm-up, in whole seconds, that is long enough for every start of `schedule_with(warm_up)`.
+    """Return the shortest warm-up, in whole seconds, that suffices for every start of `schedule_with(warm_up)`.
 
-    Returns LONGEST_S if none is long enough.
+    Returns LONGEST_S if none suffices.
     """
     warm_up = 0.0
     for _ in range(MAX_ROUNDS):
@@ -112,7 +112,7 @@ def _find_warm_up(schedule_with: Callable[[float], ScheduleSpec], times: StartTi
 
 
 def _windows_data(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, Any]:
-    """Return the windows of all kinds of day as the data of a spec's `schedule`."""
+    """Return the windows of ordinary and special days as data for the spec's section `schedule`."""
     traffic = spec.written.traffic
     assert traffic is not None
     others = [
@@ -123,7 +123,7 @@ def _windows_data(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, A
 
 
 def _replace_windows(schedule: ScheduleSpec, spec: ResolvedSpec, days: Sequence[DerivedDay]) -> ScheduleSpec:
-    """Return a schedule with the windows of `days` and the `start` section of `schedule`, and defaults otherwise."""
+    """Return a schedule with the windows of `days`, the `start` section of `schedule`, and defaults for all else."""
     return ScheduleSpec.model_validate(_windows_data(spec, days)).model_copy(update={"start": schedule.start})
 
 
@@ -140,7 +140,7 @@ def _window_decisions(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> list[De
 def _day_planner(
     spec: ResolvedSpec, schedule: ScheduleSpec, layouts: Mapping[Phase, PhaseLayout], rates: Mapping[Phase, float]
 ) -> Callable[[float], tuple[DerivedDay, ...]]:
-    """Return a function that takes a warm-up in seconds and derives the windows of each kind of day."""
+    """Return a function from a warm-up in seconds to the derived windows of ordinary and special days."""
     traffic = spec.written.traffic
     assert traffic is not None
     filling = {phase for phase in layouts.keys() - rates.keys() if f"{phase}.units" in spec.document.autos}
@@ -158,10 +158,10 @@ def _required_units(
     rates: Mapping[Phase, float],
     of_nodes: Mapping[Phase, float],
 ) -> Demand:
-    """Return how many units of each phase the demand of each profile entry takes, as fractional numbers.
+    """Return phase -> how many units (fractions too) the demand of each profile entry takes on `day`.
 
-    `rates` has one unit's tokens/s for phases decided by speed. `of_nodes` has the units that the busiest entry takes,
-    for phases whose units fill the nodes.
+    `rates` has one unit's tokens/s for phases decided by speed. `of_nodes` has the units that the busiest entry
+    takes, for phases whose units fill the nodes.
     """
     profile, scale = traffic.profile_on(day) or [], traffic.day_scale(day)
     asked: dict[Phase, Sequence[float]] = {}
