@@ -46,7 +46,7 @@ def controller_variables(plan: Plan) -> Variables | None:
         "drain_s": f"{day.drain_s:g}",
         "turns": kubernetes.controller.turns,
         "ready_s": f"{kubernetes.ready_timeout:g}",
-        "units": _units(plan),
+        "units": _unit_variables(plan),
         "steps": _steps(day.steps),
         **probes_without_weights(kubernetes, LIVENESS),
     }
@@ -55,14 +55,22 @@ def controller_variables(plan: Plan) -> Variables | None:
     # Another engine's router cannot tell units of different images apart.
     same_image = {"same_image": True} if plan.engine != OURS and len(plan.phases) > 1 else {}
     more = priority_of(kubernetes) | turn | same_image | ({"resources": resources} if resources else {})
-    return variables | more | _other_days(day) | _lending(plan) | _healing(plan) | _node_rights(plan) | _measuring(plan)
+    return (
+        variables
+        | more
+        | _other_days(day)
+        | _lending_variables(plan)
+        | _healing_variables(plan)
+        | _node_variables(plan)
+        | _metrics_variables(plan)
+    )
 
 
 def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
     return [{"at": step.at, "units": step.num_units} for step in steps]
 
 
-def _units(plan: Plan) -> list[dict[str, Any]]:
+def _unit_variables(plan: Plan) -> list[dict[str, Any]]:
     """Return what the controller has to know of each unit. Of each phase, the first units are turned on first."""
     return [
         {"name": unit.name, "phase": unit.phase, "pods": len(unit.nodes), "nodes": list(unit.nodes)}
@@ -77,7 +85,7 @@ def _other_days(day: Timetable) -> Variables:
     return {"other_days": days} if days else {}
 
 
-def _lending(plan: Plan) -> Variables:
+def _lending_variables(plan: Plan) -> Variables:
     """Return the variables for lending the nodes of units that are off to other pods; empty without lending."""
     if not plan.kubernetes.lends_nodes or plan.timetable is None:
         return {}
@@ -89,7 +97,7 @@ def _lending(plan: Plan) -> Variables:
     return variables | {"kueue": quota}
 
 
-def _healing(plan: Plan) -> Variables:
+def _healing_variables(plan: Plan) -> Variables:
     """Return the variables for moving units off faulty nodes; empty if the controller does not move them."""
     controller = plan.kubernetes.controller
     if controller is None or controller.heal is None:
@@ -100,7 +108,7 @@ def _healing(plan: Plan) -> Variables:
     return {"heal": faults, "pods": pods}
 
 
-def _measuring(plan: Plan) -> Variables:
+def _metrics_variables(plan: Plan) -> Variables:
     """Return the variables for reading our gateway's metrics and acting on them; empty without it or a controller."""
     controller = plan.kubernetes.controller
     if controller is None or plan.engine != OURS:
@@ -132,7 +140,7 @@ def _demand_limits(plan: Plan, demand: DemandSpec) -> dict[str, Any]:
     }
 
 
-def _node_rights(plan: Plan) -> Variables:
+def _node_variables(plan: Plan) -> Variables:
     """Return the variables with the nodes that the controller may change and the role for it; empty for no nodes."""
     kubernetes, steps = plan.kubernetes, plan.timetable.all_steps if plan.timetable else ()
     if not (kubernetes.lends_nodes or kubernetes.heals):

@@ -68,7 +68,7 @@ def map_parts(plan: Plan, phase: Phase) -> tuple[LaunchPart, ...]:
     text = pretty_json({"expert_map": document["expert_map"]})
     if len(text) < MIN_SHARED_BYTES:
         return ()
-    pieces = _pieces(text.removeprefix("{\n"))  # this follows the part that each unit has for itself
+    pieces = _split_lines(text.removeprefix("{\n"))  # this follows the part that each unit has for itself
     return tuple(_numbered(owner, SHARED_KEY, digest_of_text(text), pieces))
 
 
@@ -81,7 +81,7 @@ def unit_parts(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[La
     if not shared:
         return file_parts(unit.name, file, digest, pretty_json(document))
     own = pretty_json({key: value for key, value in document.items() if key != "expert_map"})
-    return tuple(_numbered(unit.name, file, digest, _pieces(own.removesuffix("\n}\n") + ",\n")))
+    return tuple(_numbered(unit.name, file, digest, _split_lines(own.removesuffix("\n}\n") + ",\n")))
 
 
 def config_mounts(
@@ -98,7 +98,7 @@ def config_mounts(
 
 def file_parts(owner: str, file: str, digest: str, text: str) -> tuple[LaunchPart, ...]:
     """Return the parts of a file: the file itself, or FILE.0, FILE.1 and so on if one ConfigMap is too small."""
-    pieces = list(_pieces(text))
+    pieces = list(_split_lines(text))
     if len(pieces) == 1:
         return (LaunchPart(owner, names.launch_config(owner, digest), file, text),)
     return tuple(_numbered(owner, file, digest, pieces))
@@ -125,7 +125,7 @@ def _engine_map(plan: Plan, owner: str, document: LaunchDocument) -> Iterator[La
     yield from file_parts(owner, posixpath.basename(path), digest_of_text(text), text)
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _split_lines(text: str) -> Iterator[str]:
     """Yield `text` in pieces of whole lines, each as long as fits into a ConfigMap."""
     assert text.isascii()  # so that a character is a byte
     lines: list[str] = []

@@ -74,7 +74,7 @@ def router_pod(plan: Plan, container: Container) -> Variables:
         "image": container.image,
         "command": list(container.command),
         "args": container.args,
-        "env": _variables(OWN_FIELDS, container.env),
+        "env": _environment_entries(OWN_FIELDS, container.env),
         "ports": container.ports,
         "alive": probe_fields(container.liveness),
         "ready": probe_fields(container.readiness),
@@ -136,7 +136,7 @@ def unit_pod(plan: Plan, unit: Unit, container: Container) -> Variables:
         "shares_processes": plan.engine != OURS,
         "leave_s": None if plan.engine == OURS else LEAVE_S,
         "pod_annotations": {**container.annotations, **_networks(kubernetes)},
-        **_scheduling(plan),
+        **_scheduling_variables(plan),
     }
     if kubernetes.stage is not None:
         volumes.append({"name": "staged", "own_path": kubernetes.stage.host_path})
@@ -213,7 +213,7 @@ def _environment(plan: Plan, unit: Unit, container: Container) -> list[Variables
     if kubernetes.kernel_cache is not None:
         values |= {variable: f"{names.KERNEL_CACHE}/{folder}" for variable, folder in KERNEL_CACHES.items()}
     written = {**kubernetes.env, **plan.spec.phase(unit.phase).env}
-    return _variables({name: path for name, path in fields.items() if name not in written}, values | written)
+    return _environment_entries({name: path for name, path in fields.items() if name not in written}, values | written)
 
 
 def _is_one_world(plan: Plan, unit: Unit) -> bool:
@@ -224,7 +224,7 @@ def _is_one_world(plan: Plan, unit: Unit) -> bool:
     return EXCHANGES[plan.engine][version][unit.phase].is_one_world
 
 
-def _variables(fields: Mapping[str, str], values: Mapping[str, Any]) -> list[Variables]:
+def _environment_entries(fields: Mapping[str, str], values: Mapping[str, Any]) -> list[Variables]:
     """Return environment variables for templates: `fields` of the pod, then `values`.
 
     The fields come first, because values may refer to them as `$(NAME)`.
@@ -282,7 +282,7 @@ def _checkpoint_path(plan: Plan) -> str:
     return path
 
 
-def _scheduling(plan: Plan) -> Variables:
+def _scheduling_variables(plan: Plan) -> Variables:
     """Return the variables of units' pods for host network, tolerations, node selector, priority and grace period."""
     kubernetes = plan.kubernetes
     return {

@@ -101,16 +101,16 @@ def _manifests(plan: Plan) -> Iterator[Manifest]:
     """Yield all manifests of a plan, in an order in which their objects can be created."""
     plan.require_runnable()
     maps = {phase: map_parts(plan, phase) for phase in dict.fromkeys(unit.phase for unit in plan.units)}
-    yield from _shared(plan)
+    yield from _shared_manifests(plan)
     for phase, parts in maps.items():
-        yield from _map(plan, phase, parts)
-    yield from _gateway(plan)
+        yield from _map_manifests(plan, phase, parts)
+    yield from _gateway_manifests(plan)
     for unit in plan.units:
-        yield from _unit(plan, unit, maps[unit.phase])
-    yield from _controller(plan)
+        yield from _unit_manifests(plan, unit, maps[unit.phase])
+    yield from _controller_manifests(plan)
 
 
-def _shared(plan: Plan) -> Iterator[Manifest]:
+def _shared_manifests(plan: Plan) -> Iterator[Manifest]:
     namespace, account = plan.kubernetes.namespace, names.runtime_account(plan.name)
     labels = names.labels(plan.name, "plan")
     needs = security_needs(plan)
@@ -123,9 +123,9 @@ def _shared(plan: Plan) -> Iterator[Manifest]:
     shared = {"namespace": namespace, "labels": labels}
     runtime = {**shared, **({"annotations": reason} if reason else {}), **_pull_secrets(plan.kubernetes)}
     yield Manifest("serviceaccount", account, {"name": account, **runtime})
-    yield from _policy(plan, plan.name, shared | {"selector": names.plan_selector(plan.name)}, default_edges())
+    yield from _policy_manifest(plan, plan.name, shared | {"selector": names.plan_selector(plan.name)}, default_edges())
     for phase in dict.fromkeys(unit.phase for unit in plan.units):
-        yield from _budget(plan, phase, shared)
+        yield from _budget_manifest(plan, phase, shared)
     if plan.kubernetes.monitors:
         ranks = max(unit.ranks_per_node for unit in plan.units)
         ports = ["metrics", *(f"metrics-{rank}" for rank in range(1, ranks))]
@@ -135,7 +135,7 @@ def _shared(plan: Plan) -> Iterator[Manifest]:
         yield Manifest("podmonitor", account, {"name": account, **shared, **monitor})
 
 
-def _budget(plan: Plan, phase: Phase, shared: Variables) -> Iterator[Manifest]:
+def _budget_manifest(plan: Plan, phase: Phase, shared: Variables) -> Iterator[Manifest]:
     """Yield the PodDisruptionBudget of a phase. It counts pods, but whole units are evicted (docs/design/pods.md).
 
     With `stay + 1` units left, one unit may still lose its first pod, after which no other unit may lose a pod. So the
@@ -156,7 +156,7 @@ def _budget(plan: Plan, phase: Phase, shared: Variables) -> Iterator[Manifest]:
     yield Manifest("poddisruptionbudget", name, {"name": name, **shared, **budget})
 
 
-def _map(plan: Plan, phase: Phase, parts: Sequence[LaunchPart]) -> Iterator[Manifest]:
+def _map_manifests(plan: Plan, phase: Phase, parts: Sequence[LaunchPart]) -> Iterator[Manifest]:
     """Yield the ConfigMaps of the expert map that a phase's units share; none if every launch file has its own map."""
     sha256 = plan.unit_document(plan.units_of(phase)[0])["expert_map"]["sha256"] if parts else None
     shared = {
@@ -167,7 +167,7 @@ def _map(plan: Plan, phase: Phase, parts: Sequence[LaunchPart]) -> Iterator[Mani
     yield from _launch_configs(parts, shared)
 
 
-def _gateway(plan: Plan) -> Iterator[Manifest]:
+def _gateway_manifests(plan: Plan) -> Iterator[Manifest]:
     document = plan.launch_documents[names.GATEWAY_LAUNCH_FILE]
     service = {
         "namespace": plan.kubernetes.namespace,
@@ -181,7 +181,7 @@ def _gateway(plan: Plan) -> Iterator[Manifest]:
     workload = {
         **service,
         **pod,
-        "annotations": _digests(document, "launch"),
+        "annotations": _digest_annotations(document, "launch"),
         "launch_configs": [{"name": part.config} for part in parts],
         "launch_file": names.GATEWAY_LAUNCH_FILE,
         "more_args": gateway_arguments(plan),
@@ -189,8 +189,8 @@ def _gateway(plan: Plan) -> Iterator[Manifest]:
     }
     yield Manifest("serviceaccount", gateway, {"name": gateway, **service, **_pull_secrets(plan.kubernetes)})
     yield from _launch_configs(parts, workload | {"annotations": workload["annotations"] | _keep_annotations(plan)})
-    yield from _certificate(plan, {"name": gateway, **service})
-    yield from _policy(plan, gateway, service, gateway_edges(plan))
+    yield from _certificate_manifest(plan, {"name": gateway, **service})
+    yield from _policy_manifest(plan, gateway, service, gateway_edges(plan))
     yield Manifest("service-gateway", gateway, {"name": gateway, **service})
     replicas = {"replicas": plan.gateway.replicas} if plan.gateway.replicas > 1 else {}
     if plan.engine == OURS:
@@ -207,7 +207,7 @@ def _gateway(plan: Plan) -> Iterator[Manifest]:
         yield Manifest("podmonitor", gateway, {"name": gateway, **service, "metrics_ports": ["metrics"]})
 
 
-def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Manifest]:
+def _unit_manifests(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Manifest]:
     unpruned = _keep_annotations(plan)
     service: Variables = {
         "name": unit.name,
@@ -226,8 +226,8 @@ def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Mani
     workload = {
         **service,
         **unit_pod(plan, unit, container),
-        "annotations": _digests(document, "launch", "unit") | unpruned,
-        "object_labels": service["labels"] | _queue(plan.kubernetes),
+        "annotations": _digest_annotations(document, "launch", "unit") | unpruned,
+        "object_labels": service["labels"] | _queue_label(plan.kubernetes),
         "launch_configs": config_mounts(plan, unit, parts, shared),
         "secrets": unit_secrets(plan, unit.name),
         "account": names.runtime_account(plan.name),
@@ -239,22 +239,22 @@ def _unit(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Iterator[Mani
         **_partition(plan.kubernetes),
     }
     yield from _launch_configs(parts, workload)
-    yield from _certificate(plan, service)
-    yield from _policy(plan, unit.name, service, unit_edges(plan, unit))
+    yield from _certificate_manifest(plan, service)
+    yield from _policy_manifest(plan, unit.name, service, unit_edges(plan, unit))
     yield Manifest("service-unit", unit.name, service)
     if has_compute_domain(plan, unit):
         yield Manifest("computedomain", unit.name, service | {"channel": names.compute_domain_channel(unit.name)})
     yield Manifest(plan.kubernetes.unit_kind, unit.name, workload)
 
 
-def _controller(plan: Plan) -> Iterator[Manifest]:
+def _controller_manifests(plan: Plan) -> Iterator[Manifest]:
     """Yield the objects of the controller, if the plan has one."""
     variables = controller_variables(plan)
     if variables is None:
         return
     name = variables["name"]
     yield Manifest("serviceaccount", name, variables | _pull_secrets(plan.kubernetes))
-    yield from _policy(plan, name, variables, controller_edges(plan))
+    yield from _policy_manifest(plan, name, variables, controller_edges(plan))
     yield Manifest("role-controller", name, variables)
     yield Manifest("rolebinding", name, variables)
     if "nodes_role" in variables:
@@ -267,7 +267,7 @@ def _controller(plan: Plan) -> Iterator[Manifest]:
     yield Manifest("deployment-controller", name, variables)
 
 
-def _policy(plan: Plan, name: str, variables: Variables, edges: Variables) -> Iterator[Manifest]:
+def _policy_manifest(plan: Plan, name: str, variables: Variables, edges: Variables) -> Iterator[Manifest]:
     """Yield the NetworkPolicy that allows `edges` for the pods that `variables` select, if the spec wants policies."""
     if plan.kubernetes.network_policies:
         ways = {way: rules for way, rules in edges.items() if rules}  # the API server stores no empty ones
@@ -281,7 +281,7 @@ def _launch_configs(parts: Sequence[LaunchPart], workload: Variables) -> Iterato
         yield Manifest("configmap", part.owner, variables)
 
 
-def _certificate(plan: Plan, owner: Variables) -> Iterator[Manifest]:
+def _certificate_manifest(plan: Plan, owner: Variables) -> Iterator[Manifest]:
     """Yield the Certificate of the gateway or of a unit, if the spec names an issuer. `owner` has its variables."""
     variables = certificate(plan, owner["name"])
     if variables is not None:
@@ -304,7 +304,7 @@ def _keep_annotations(plan: Plan) -> dict[str, str]:
     return {} if plan.kubernetes.controller is None else names.UNPRUNED
 
 
-def _queue(kubernetes: KubernetesSpec) -> dict[str, str]:
+def _queue_label(kubernetes: KubernetesSpec) -> dict[str, str]:
     """Return the label that makes Kueue admit a unit through a queue; empty if the spec names no queue."""
     return {names.QUEUE_LABEL: kubernetes.queue} if kubernetes.queue else {}
 
@@ -314,6 +314,6 @@ def _partition(kubernetes: KubernetesSpec) -> Variables:
     return {"partition": GROUPS_OF_A_UNIT} if kubernetes.controller else {}
 
 
-def _digests(document: dict[str, Any], *kinds: str) -> dict[str, str]:
+def _digest_annotations(document: dict[str, Any], *kinds: str) -> dict[str, str]:
     """Return the annotations with a launch document's digests of `kinds`, such as `unit` for `unit_digest`."""
     return {names.digest_annotation(kind): document[f"{kind}_digest"] for kind in kinds}

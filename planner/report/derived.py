@@ -43,17 +43,17 @@ REPLICAS = {  # split rules that do not share tokens equally among replicas
 def derived_rows(plan: Plan) -> Iterator[Row]:
     """Yield all rows of a plan that combine figures or say where they come from, topic by topic."""
     topics = (
-        _cluster,
-        _phases,
-        _day,
-        _cost,
-        _performance,
-        _failure,
-        _maps,
-        _memory,
-        _problems,
-        _assumed,
-        _decisions,
+        _cluster_rows,
+        _phase_rows,
+        _schedule_rows,
+        _cost_rows,
+        _performance_rows,
+        _failure_rows,
+        _map_rows,
+        _memory_rows,
+        _problem_rows,
+        _assumed_rows,
+        _decision_rows,
     )
     return chain.from_iterable(topic(plan) for topic in topics)
 
@@ -64,7 +64,7 @@ def field_origin(plan: Plan, path: str) -> Provenance:
     return "spec" if why is None else "default" if why == DEFAULT else "derived"
 
 
-def _cluster(plan: Plan) -> Iterator[Row]:
+def _cluster_rows(plan: Plan) -> Iterator[Row]:
     model, cluster = plan.spec.model, plan.spec.cluster
     yield from make_rows(
         "plan",
@@ -86,7 +86,7 @@ def _nodes_used(plan: Plan) -> int:
     return len({node for unit in plan.units for node in unit.nodes})
 
 
-def _phases(plan: Plan) -> Iterator[Row]:
+def _phase_rows(plan: Plan) -> Iterator[Row]:
     for phase, each in plan.phases.items():
         asked, num_units = plan.spec.phase(phase), len(plan.units_of(phase))
 
@@ -107,7 +107,7 @@ def _phases(plan: Plan) -> Iterator[Row]:
         )
 
 
-def _day(plan: Plan) -> Iterator[Row]:
+def _schedule_rows(plan: Plan) -> Iterator[Row]:
     """Yield rows on the schedule: the states with most and fewest nodes, the controller, and the time of each switch.
 
     Each state of the day has a row with its hours, each special kind of day a row with its days.
@@ -151,7 +151,7 @@ def _count_by_phase(plan: Plan, units: Sequence[str]) -> str | None:
     return ", ".join(f"{number} {phase}" for phase, number in counts.items()) or None
 
 
-def _cost(plan: Plan) -> Iterator[Row]:
+def _cost_rows(plan: Plan) -> Iterator[Row]:
     """Yield rows on each phase's peak load as a share of its capacity, and on what the day's cost includes."""
     for phase, load in (plan.demand or {}).items():
         of_most = load.asked_tokens_per_s / load.most_tokens_per_s if load.most_tokens_per_s else None
@@ -208,7 +208,7 @@ def _share_of_most(hour: StretchDemand) -> float:
     return hour.asked_tokens_per_s / hour.most_tokens_per_s if hour.most_tokens_per_s else inf
 
 
-def _performance(plan: Plan) -> Iterator[Row]:
+def _performance_rows(plan: Plan) -> Iterator[Row]:
     """Yield rows on whether each phase keeps its SLO, and on how full its units are at the predicted speed."""
     for phase, each in (plan.performance or {}).items():
         section, point, memory = f"performance.{phase}", each.operating_point, plan.memory.get(phase)
@@ -220,14 +220,14 @@ def _performance(plan: Plan) -> Iterator[Row]:
         yield from make_rows(
             section,
             ("ttft_leaves_out", unending if phase == "prefill" and point.utilisation == 1 else None),
-            *_promises(each),
+            *_promise_fields(each),
             ("tokens_per_s_per_gpu_at_full_use", rate / used if used < 1 else None, "tokens/s", "predicted"),
             ("kv_share_in_use", in_use / memory.kv_tokens if in_use and memory else None, "share"),
             ("gain_of_10_percent", more and more / rate - 1, "share", "predicted", "with 10% more of what binds"),
         )
 
 
-def _promises(each: Performance) -> Iterator[tuple[Any, ...]]:
+def _promise_fields(each: Performance) -> Iterator[tuple[Any, ...]]:
     for name, promise in (each.slo or {}).items():
         is_open = promise.met_at_fastest and not promise.met_at_slowest
         chance = each.evidence.chance if each.evidence and is_open else ""
@@ -244,7 +244,7 @@ def _verdict(promise: Promise) -> str:
     return some_speed if promise.met_at_fastest else no_speed
 
 
-def _failure(plan: Plan) -> Iterator[Row]:
+def _failure_rows(plan: Plan) -> Iterator[Row]:
     """Yield rows on each phase's loss by one failure, the worst loss with most and fewest units on, and the repair."""
     if (coverage := plan.spec.coverage) != "none":
         yield from make_rows("failures", ("coverage", f"every expert survives the loss of one {coverage}"))
@@ -287,7 +287,7 @@ def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None
         ("share", share, "share"),
         ("at", step and step.at),
         ("nodes_off", step and _nodes_used(plan) - step.nodes),
-        *_recovery(plan, phase),
+        *_recovery_fields(plan, phase),
     )
 
 
@@ -303,14 +303,14 @@ def _fewest_units_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:
     return min(some, key=lambda each: (each[0], each[1].at), default=(num_units, None))
 
 
-def _recovery(plan: Plan, phase: Phase) -> Iterator[tuple[Any, ...]]:
+def _recovery_fields(plan: Plan, phase: Phase) -> Iterator[tuple[Any, ...]]:
     """Yield rows' fields: the minutes in which a unit recovers on a spare, and an idle node that could be a spare."""
     if spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations):
         yield "recovery_minutes", ceil(recovery_s(plan.spec) / MINUTE_S), "minutes", "assumed"
     yield "offered_spare", suggest_spare(plan.spec, plan.units, phase) or None
 
 
-def _maps(plan: Plan) -> Iterator[Row]:
+def _map_rows(plan: Plan) -> Iterator[Row]:
     """Yield rows on how even each phase's expert map is, and on what units read if their map has changed."""
     loads: Provenance = "spec" if plan.spec.expert_load.file else "assumed"
     for phase, balance in (plan.balance or {}).items():
@@ -331,17 +331,19 @@ def _maps(plan: Plan) -> Iterator[Row]:
             yield from make_rows(f"{section}.moves", ("bytes_read_per_node", read, "bytes"), ("read_s", seconds, "s"))
 
 
-def _memory(plan: Plan) -> Iterator[Row]:
+def _memory_rows(plan: Plan) -> Iterator[Row]:
     for phase, each in plan.memory.items():
         parts = each.weights_bytes + each.activation_bytes + each.buffer_bytes + each.reserve_bytes
         yield from make_rows(f"memory.{phase}", ("kv_bytes", each.gpu_bytes - parts, "bytes"))
     if plan.kv_cache is not None and plan.kv_cache.kept is not None:
         unit = plan.units[0]  # a unit that computes prompts
         pod_bytes = pod_host_bytes(plan.spec, unit.phase, unit.ranks_per_node)
-        yield from make_rows("kv_cache.kept", ("pod_memory_bytes", pod_bytes, "bytes"), *_kept_usd(plan, unit.phase))
+        yield from make_rows(
+            "kv_cache.kept", ("pod_memory_bytes", pod_bytes, "bytes"), *_kept_kv_fields(plan, unit.phase)
+        )
 
 
-def _kept_usd(plan: Plan, phase: Phase) -> Iterator[tuple[str, float, str]]:
+def _kept_kv_fields(plan: Plan, phase: Phase) -> Iterator[tuple[str, float, str]]:
     """Yield the fields of rows with the dollars a day that kept KV saves, and that its loss would cost.
 
     A node's price is that of the nodes of `phase`.
@@ -353,7 +355,7 @@ def _kept_usd(plan: Plan, phase: Phase) -> Iterator[tuple[str, float, str]]:
             yield "lost_usd_per_day", kept.lost_share * cost.usd_per_day, "USD"
 
 
-def _problems(plan: Plan) -> Iterator[Row]:
+def _problem_rows(plan: Plan) -> Iterator[Row]:
     """Yield rows on the reasons why the engine cannot run the plan, on warnings, and on untested engines."""
     for topic, findings in (("refusals", plan.refusals), ("warnings", plan.warnings)):
         counts: Counter[str] = Counter()
@@ -366,7 +368,7 @@ def _problems(plan: Plan) -> Iterator[Row]:
         yield from make_rows("plan", ("untried", ours if plan.engine == OURS else theirs))
 
 
-def _assumed(plan: Plan) -> Iterator[Row]:
+def _assumed_rows(plan: Plan) -> Iterator[Row]:
     """Yield a row for each figure that is assumed, since nobody has published or measured it, with its value."""
     loads = plan.spec.expert_load
     if loads.file is None:
@@ -393,7 +395,7 @@ def _assumes_read_rate(plan: Plan) -> bool:
     return found is not None and found.cache_reads is not None and not is_given
 
 
-def _decisions(plan: Plan) -> Iterator[Row]:
+def _decision_rows(plan: Plan) -> Iterator[Row]:
     """Yield rows on prerequisites, on decisions with their reasons, on other defaults, and on overlaid fields."""
     yield from make_rows(
         "relies_on", *((what, value, "", "assumed", means) for what, value, means in prerequisites(plan))

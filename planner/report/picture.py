@@ -79,7 +79,7 @@ def draw_picture(plan: Plan, before: Plan | None, form: str, chart: str | None =
 
     With the plan `before`, each figure is drawn for both. Raises CallError if the plan has no such figures.
     """
-    return draw_sections(plan, before, _chosen(plan, before, chart), form)
+    return draw_sections(plan, before, _chosen_sections(plan, before, chart), form)
 
 
 def draw_sections(plan: Plan, before: Plan | None, sections: Sequence[Section], form: str) -> bytes:
@@ -95,7 +95,7 @@ def draw_sections(plan: Plan, before: Plan | None, sections: Sequence[Section], 
         return sheet.saved(form, f"Plan {plan.name}, {plan.digest}")
 
 
-def _chosen(plan: Plan, before: Plan | None, chart: str | None) -> list[Section]:
+def _chosen_sections(plan: Plan, before: Plan | None, chart: str | None) -> list[Section]:
     """Return the sections that have figures besides tables, or only the section `chart`.
 
     Raises CallError if there is no such section.
@@ -318,7 +318,7 @@ def _draw_steps(panel: Panel, figure: Steps, ticks: Sequence[float]) -> None:
         axes.add_collection(PolyCollection(boxes, facecolor=on_paper(area.kind), **edge))
     for line in figure.lines:
         xs, ys = zip(*line.points, strict=True)
-        axes.plot(xs, ys, **_look(line.kind), clip_on=False)
+        axes.plot(xs, ys, **_line_style(line.kind), clip_on=False)
     sheet.down += PLOT + 1.7 * LINE
     _draw_below(panel, figure)
 
@@ -349,7 +349,7 @@ def _draw_legend(panel: Panel, kinds: Sequence[tuple[str, str]], lines: Collecti
         if kind in lines:
             is_dashed, high = "linestyle" in LINES[kind], 0.02
             for begin, wide in ((0.0, 0.6), (0.9, 0.6)) if is_dashed else ((0.0, 1.5),):
-                sheet.box(left + begin * KEY, sheet.down - high / 2, (wide * KEY, high), _look(kind)["color"])
+                sheet.box(left + begin * KEY, sheet.down - high / 2, (wide * KEY, high), _line_style(kind)["color"])
         else:
             look = {"hatch": "/////", "edgecolor": on_paper("soft")} if kind == "wait" else {}
             colour = on_paper("paper" if kind == "wait" else kind)
@@ -360,7 +360,7 @@ def _draw_legend(panel: Panel, kinds: Sequence[tuple[str, str]], lines: Collecti
     sheet.down += LINE if kinds else 0
 
 
-def _look(kind: str) -> dict[str, Any]:
+def _line_style(kind: str) -> dict[str, Any]:
     """Return Matplotlib's style of a line of the given kind."""
     look = dict(LINES[kind])
     if "color" not in look:

@@ -76,18 +76,18 @@ def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
 def _named_parts(part: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) of each field of `part`.
 
-    If it is a list, its entries that are objects are named by `_label`.
+    If it is a list, its entries that are objects are named by `_entry_name`.
     """
     if isinstance(part, tuple):
         parts = [each for each in part if not isinstance(each, int | float | str | tuple)]
-        yield from ((_label(each, number), each) for number, each in enumerate(parts))
+        yield from ((_entry_name(each, number), each) for number, each in enumerate(parts))
     elif isinstance(part, Mapping):
         yield from part.items()
     elif part is not None:
         yield from part if isinstance(part, BaseModel) else vars(part).items()
 
 
-def _label(part: Any, number: int) -> str:
+def _entry_name(part: Any, number: int) -> str:
     """Return a name for a list entry: its first day, time, name or kind, or else its `number` in the list."""
     if days := getattr(part, "days", ()):
         return str(days[0])

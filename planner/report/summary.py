@@ -16,17 +16,17 @@ FEW = 2  # most defaults of a section that are shown with their values
 def summary(report: Report) -> dict[str, str]:
     """Return topic -> sentence, for the topics on which the plan has figures."""
     lines = {
-        "units": _units(report),
-        "day": _day(report),
-        "cost": _cost(report),
-        "load": _load(report),
-        "speed": _speed(report),
-        "KV kept": _kept_kv(report),
-        "TTFT": _latency(report, "ttft"),
-        "TPOT": _latency(report, "tpot"),
-        "failure": _failure(report),
-        "assumed": _assumed(report),
-        "blockers": _blockers(report),
+        "units": _units_sentence(report),
+        "day": _day_sentence(report),
+        "cost": _cost_sentence(report),
+        "load": _load_sentence(report),
+        "speed": _speed_sentence(report),
+        "KV kept": _kept_kv_sentence(report),
+        "TTFT": _latency_sentence(report, "ttft"),
+        "TPOT": _latency_sentence(report, "tpot"),
+        "failure": _failure_sentence(report),
+        "assumed": _assumed_sentence(report),
+        "blockers": _blockers_sentence(report),
     }
     return {topic: sentence for topic, sentence in lines.items() if sentence}
 
@@ -36,7 +36,7 @@ def _star_parts(report: Report, pattern: str) -> list[str]:
     return [key for (key,) in report.keys(pattern)]
 
 
-def _units(report: Report) -> str:
+def _units_sentence(report: Report) -> str:
     units = [
         f"{_format_count(report, f'phases.{phase}', 'units', f'{phase} unit')} of "
         f"{_format_count(report, f'phases.{phase}', 'nodes_per_unit', 'node')}{_gpu_suffix(report, phase)}"
@@ -60,14 +60,14 @@ def _gpu_suffix(report: Report, phase: str) -> str:
     return "" if gpu == report.text("cluster", "gpu") else f" with {gpu}"
 
 
-def _day(report: Report) -> str:
+def _day_sentence(report: Report) -> str:
     """Return the sentence on when most and fewest units are on, and on who switches them."""
     if report.find("schedule", "most_nodes") is None:
         return "all units are on all day"
-    line = _state(report, "most")
+    line = _state_in_words(report, "most")
     if report.text("schedule", "most_nodes") != report.text("schedule", "fewest_nodes"):
         mean = report.text("schedule", "mean_nodes")
-        line = f"most {line}, fewest {_state(report, 'fewest')}, {mean} on average"
+        line = f"most {line}, fewest {_state_in_words(report, 'fewest')}, {mean} on average"
     others = [
         report.text(f"schedule.other_days.{each}", "days") for each in _star_parts(report, "schedule.other_days.*")
     ]
@@ -83,15 +83,17 @@ def _lacks_controller(report: Report) -> bool:
     return report.text("schedule", "controller") == "not set"
 
 
-def _state(report: Report, which: str) -> str:
+def _state_in_words(report: Report, which: str) -> str:
     """Return words for the state of the day with the `most` or `fewest` nodes: its nodes, times, and units."""
     section = f"schedule.steps.{report.text('schedule', f'{which}_nodes_at')}"
-    units = ", ".join(f"{report.text(section, f'{each}_units')} {each}" for each in _star_parts(report, "phases.*"))
+    units = ", ".join(
+        f"{report.text(section, f'{each}_units_sentence')} {each}" for each in _star_parts(report, "phases.*")
+    )
     nodes = _format_count(report, "schedule", f"{which}_nodes", "node")
     return f"{nodes} {report.text('schedule', f'{which}_nodes_times')} ({units})"
 
 
-def _cost(report: Report) -> str:
+def _cost_sentence(report: Report) -> str:
     """Return the sentence on what a day costs, what a million tokens cost, and the margin."""
     if report.find("cost", "usd_per_day") is None:
         return "unknown: the spec has no cost section"
@@ -116,7 +118,7 @@ def _bill_details(report: Report) -> str:
     return line
 
 
-def _load(report: Report) -> str:
+def _load_sentence(report: Report) -> str:
     """Return the sentence on whether units can serve the traffic, their peak load, and the answered share."""
     phases, answered = _star_parts(report, "demand.*"), report.text("cost", "answered_share")
     if not phases:
@@ -140,7 +142,7 @@ def _load(report: Report) -> str:
     return "; ".join(parts)
 
 
-def _speed(report: Report) -> str:
+def _speed_sentence(report: Report) -> str:
     """Return the sentence on each phase's speed and its range, and on what one more expert slot per GPU would gain.
 
     If no speed is predicted, it says why.
@@ -158,7 +160,7 @@ def _speed(report: Report) -> str:
     return "; ".join([f"tokens/s per GPU: {', '.join(rates)}", *faster]) if rates else ""
 
 
-def _kept_kv(report: Report) -> str:
+def _kept_kv_sentence(report: Report) -> str:
     """Return the sentence on kept KV: how long memory and disk keep a block, the cache hits, and what they save."""
     kept = "kv_cache.kept"
     if report.find(kept, "hit_rate") is None:
@@ -182,7 +184,7 @@ def _kept_kv(report: Report) -> str:
     return f"a block stays {stays} in the busiest hour: {hits}; {said}{takes}{worn}{costs}"
 
 
-def _latency(report: Report, name: str) -> str:
+def _latency_sentence(report: Report, name: str) -> str:
     """Return the sentence on the mean and p99 of a latency, `ttft` or `tpot`, and on whether its SLO is met."""
     for phase in _star_parts(report, "performance.*"):
         section = f"performance.{phase}"
@@ -207,13 +209,13 @@ def _latency_caveats(report: Report, phase: str, name: str) -> str:
     return f"{fuller}{f', {leaves_out}' if leaves_out else ''}"
 
 
-def _failure(report: Report) -> str:
+def _failure_sentence(report: Report) -> str:
     """Return the sentence on what the worst single failure stops, with fewest and with all units on, and how long."""
     order = ("most", "fewest") if _lacks_controller(report) else ("fewest", "most")
     whens = [when for when in order if report.find(f"failure.{when}", "domain")]
     if not whens:
         return ""
-    losses = [_loss(report, when) for when in whens]
+    losses = [_loss_in_words(report, when) for when in whens]
     line = f"worst: {losses[0][0]} stops {losses[0][1]}"
     for lost, stops in losses[1:]:
         line += f"; {f'{lost} stops ' if lost != losses[0][0] else ''}{stops}"
@@ -221,7 +223,7 @@ def _failure(report: Report) -> str:
     return line + ("; losing the only gateway stops all" if report.text("failure", "gateways") == "1" else "")
 
 
-def _loss(report: Report, when: str) -> tuple[str, str]:
+def _loss_in_words(report: Report, when: str) -> tuple[str, str]:
     """Return two phrases on the worst failure: (what is lost, which units that stops)."""
     names = ("domain", "phase", "place", "at", "units", "units_on", "share")
     domain, phase, place, at, stopped, on, share = (report.text(f"failure.{when}", name) for name in names)
@@ -241,7 +243,7 @@ def _outage_duration(report: Report, section: str) -> str:
     return f"{until}: {report.text(section, 'offered_spare') or f'no node is a spare{kept}'}"
 
 
-def _assumed(report: Report) -> str:
+def _assumed_sentence(report: Report) -> str:
     """Return the names of figures that nobody has published or measured.
 
     Many of one section are named as the section.
@@ -262,19 +264,19 @@ def _assumed(report: Report) -> str:
     return "; ".join(named) or "nothing"
 
 
-def _blockers(report: Report) -> str:
+def _blockers_sentence(report: Report) -> str:
     """Return the sentence on what keeps the plan from running, and on what to check first."""
     refused, warnings = report.section_rows("refusals"), report.section_rows("warnings")
     untried, needs = report.text("plan", "untried"), report.section_rows("relies_on")
     sentences = [
-        f"{report.text('plan', 'engine')} cannot run it: {_ids(refused)}" if refused else "none known",
+        f"{report.text('plan', 'engine')} cannot run it: {_rule_ids(refused)}" if refused else "none known",
         f"untested: {untried}, so try one unit first" if untried else "",
         f"check {', '.join(f'{row.name} ({format_value(row)})' for row in needs)}" if needs else "",
-        f"warnings: {_ids(warnings)}" if warnings else "",
+        f"warnings: {_rule_ids(warnings)}" if warnings else "",
     ]
     return "; ".join(filter(None, sentences))
 
 
-def _ids(problems: Sequence[Row]) -> str:
+def _rule_ids(problems: Sequence[Row]) -> str:
     """Return the ids of the rules in the names of refusals or warnings, such as `[S401] [S733]`."""
     return " ".join(dict.fromkeys(f"[{row.name.split()[0]}]" for row in problems))

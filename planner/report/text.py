@@ -74,7 +74,7 @@ def plan_text(plan: Plan, *, full: bool = False) -> str:
     parts += [_table(report, each) for each in (*tables.usual, *(tables.more if full else ()))]
     if full:
         parts += [_list(report, topic) for topic in ("assumed", "defaults", "overlay")]
-        parts += [_nodes(plan), _units(plan.units)]
+        parts += [_unused_nodes(plan), _unit_table(plan.units)]
     else:
         parts.append("\n".join(wrap_note(MORE)))
     return _join_paragraphs(filter(None, parts))
@@ -207,7 +207,7 @@ def _title(name: str, titles: Mapping[str, str]) -> str:
     return titles.get(name) or titles.get(last) or " ".join(written_so.get(word, word) for word in words)
 
 
-def _nodes(plan: Plan) -> str:
+def _unused_nodes(plan: Plan) -> str:
     """Return the spare nodes, and the unused nodes with the reasons, as text."""
     lines, by_reason = [], dict[str, list[str]]()
     if plan.placement.spares:
@@ -220,7 +220,7 @@ def _nodes(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _units(units: Sequence[Unit]) -> str:
+def _unit_table(units: Sequence[Unit]) -> str:
     """Return a table of all units with their nodes as text."""
     return wrap_table(
         [("unit", "placed", "nodes by rank"), *((unit.name, unit.why, format_runs(unit.nodes)) for unit in units)]

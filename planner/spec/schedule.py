@@ -177,7 +177,7 @@ class ScheduleSpec(Section):
 
 
 def weeks_of(schedule: ScheduleSpec) -> Iterator[tuple[Sequence[WindowSpec], ...]]:
-    """Yield sequences of days as windows, which repeat: ordinary days, and the week around each special day."""
+    """Yield sequences of days that repeat, as windows: ordinary days alone, and the week around each special day."""
     yield (schedule.windows,)
     others = [other.days for other in schedule.other_days]
     for day in (day for days in others for day in days):

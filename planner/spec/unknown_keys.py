@@ -78,17 +78,17 @@ def _explain_key(
     ours = row.write if row else name
     if meant := [_join(parent, ours)] if ours in fields else _find_homes(ours, spec):
         sections = (path.rpartition(".")[0] or "the spec" for path in meant)
-        return row.reason if row else f"it is a key of {' and '.join(sections)}", _move(parent, meant, value, spec)
+        return row.reason if row else f"it is a key of {' and '.join(sections)}", _move_fix(parent, meant, value, spec)
     if row:
         return row.reason, f"write {row.write}"
     near = closest_choice(name, fields)
     if near is None:
         return f"known keys: {', '.join(fields)}", "write one of these, or remove it"
-    fix = _move(parent, [_join(parent, near)], value, spec)
+    fix = _move_fix(parent, [_join(parent, near)], value, spec)
     return f"{parent or 'the spec'} has {near}", fix if is_misspelling(name, near) else str(fix)
 
 
-def _move(parent: str, meant: Sequence[str], value: Any, spec: Mapping[str, Any]) -> Fix | str:
+def _move_fix(parent: str, meant: Sequence[str], value: Any, spec: Mapping[str, Any]) -> Fix | str:
     """Return the fix that moves the value to the field that `meant` names; only words unless the move is certain.
 
     `meant` has the paths of all fields that may have been meant.
