@@ -86,9 +86,7 @@ def _lacks_controller(report: Report) -> bool:
 def _state_in_words(report: Report, which: str) -> str:
     """Return words for the state of the day with the `most` or `fewest` nodes: its nodes, times, and units."""
     section = f"schedule.steps.{report.text('schedule', f'{which}_nodes_at')}"
-    units = ", ".join(
-        f"{report.text(section, f'{each}_units_sentence')} {each}" for each in _star_parts(report, "phases.*")
-    )
+    units = ", ".join(f"{report.text(section, f'{each}_units')} {each}" for each in _star_parts(report, "phases.*"))
     nodes = _format_count(report, "schedule", f"{which}_nodes", "node")
     return f"{nodes} {report.text('schedule', f'{which}_nodes_times')} ({units})"
 
