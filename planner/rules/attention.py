@@ -84,7 +84,7 @@ def core_attention_can_be_fp8(c: ValidValues, phase: Phase) -> Iterator[Finding]
 def attention_sizes(
     ep_size: int | None, gpus_per_node: int | None, model: Model | None, largest: int | None = None
 ) -> list[int]:
-    """Return the sizes of attention groups, ascending, that fit a unit, its nodes and the heads, up to `largest`.
+    """Return in ascending order the sizes of attention groups, up to `largest`, that suit a unit, nodes and heads.
 
     An argument that is None sets no limit, because its value is unknown or there is none.
     """
@@ -98,7 +98,7 @@ def attention_sizes(
 
 
 def _fills_nodes(num_gpus: int, gpus_per_node: int) -> bool:
-    """Return whether `num_gpus` divides the GPUs of a node or is a multiple of them."""
+    """Return whether `num_gpus` divides the GPUs of a node, or is a multiple of their number."""
     return gpus_per_node % num_gpus == 0 or num_gpus % gpus_per_node == 0
 
 
@@ -111,7 +111,7 @@ def _are_whole(num_gpus: int, heads: int, kv_heads: int) -> bool:
 
 
 def _head_counts(model: Model) -> list[tuple[int, int]]:
-    """Return (attention heads, KV heads) of each kind of attention; they are equal where KV has no heads, as in MLA."""
+    """Return (attention heads, KV heads) of each kind of attention. They are equal where KV has no heads, as in MLA."""
     return [(each.num_heads, each.num_kv_heads) for each in model.attentions]
 
 

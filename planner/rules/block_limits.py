@@ -40,7 +40,7 @@ BlockMatrices = Sequence[tuple[Layer, Matrix]]
 
 @dataclass(frozen=True)
 class _Cut:
-    """The channels of a matrix and the number of GPUs that share them."""
+    """The channels of a part of the model, and the number of GPUs that they are split between."""
 
     part: str
     channels: int
@@ -63,12 +63,12 @@ def shards_are_whole_blocks(c: Candidate) -> Iterator[Finding]:
 
 
 def keeps_blocks(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the engine splits the FP8 matrices of `phase` only between blocks, never inside one."""
+    """Return whether the engine splits no 128 x 128 block of the FP8 matrices of `phase`."""
     return _find_split_block(spec, phase) is None
 
 
 def _find_split_block(spec: ResolvedSpec, phase: Phase) -> _Cut | None:
-    """Return the first split inside a block, or None. The bundled runtime splits no matrix."""
+    """Return the first split that cuts a block, or None. The bundled runtime splits no matrix."""
     section, engine = spec.phase(phase), spec.written.engine_name
     if engine == OURS:
         return None
@@ -83,7 +83,10 @@ def _find_split_block(spec: ResolvedSpec, phase: Phase) -> _Cut | None:
 
 @lru_cache(maxsize=64)
 def _find_block_matrices(model: Model, precision: Precision) -> BlockMatrices:
-    """Return the matrices stored as block-scaled FP8 under `precision`. A checkpoint may keep some in other formats."""
+    """Return (layer, matrix) of all matrices that are stored as FP8 in blocks if the phase has `precision`.
+
+    A checkpoint may keep some matrices in other formats.
+    """
     is_own = precision == model.weights_in
     return [
         (layer, matrix)
@@ -94,7 +97,7 @@ def _find_block_matrices(model: Model, precision: Precision) -> BlockMatrices:
 
 
 def _cut_dense_layers(block_matrices: BlockMatrices, section: PhaseSpec, engine: EngineName) -> Iterator[_Cut]:
-    """Yield the split of each matrix of dense layers. SGLang checks unsplit ones too, because it joins two matrices."""
+    """Yield how each matrix of dense layers is split. SGLang checks unsplit ones too, because it joins two matrices."""
     is_cut = section.ep_size == section.attention_tp or engine == "vllm"
     num_gpus = section.attention_tp if is_cut else 1
     for channels in sorted({layer.ffn.intermediate_size for layer, each in block_matrices if each.part == "dense"}):
@@ -113,7 +116,7 @@ def _cut_shared_experts(
 
 
 def _cut_queries(block_matrices: BlockMatrices, section: PhaseSpec) -> Iterator[_Cut]:
-    """Yield the split of latent attention's queries. In other attention every head is made of whole blocks."""
+    """Yield how the queries of latent attention are split. In other attention every head is made of whole blocks."""
     kinds = dict.fromkeys(layer.attention for layer, each in block_matrices if each.module in QUERIES)
     for each in kinds if section.attention_tp > 1 else ():
         if isinstance(each, LatentAttention):
@@ -122,7 +125,7 @@ def _cut_queries(block_matrices: BlockMatrices, section: PhaseSpec) -> Iterator[
 
 
 def _fix(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Offer the largest `attention_tp` that fits this unit, else describe a smaller unit or another precision."""
+    """Return a fix: the largest `attention_tp` that fits this unit; else words about smaller units or precision."""
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     sizes = [size for size in attention_sizes(section.ep_size, per_node, spec.model) if size < section.attention_tp]
     for size in reversed(sizes):

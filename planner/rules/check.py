@@ -36,9 +36,10 @@ def check_spec(path: Path) -> ResolvedSpec:
 
 
 def check_document(document: Document) -> ResolvedSpec:
-    """Return the spec in `document`, reading the files that it names. Raises SpecError with every mistake in it.
+    """Return the spec in `document`, with the contents of the files that it names.
 
-    Each change that the error offers has been tried: it removes its mistake and adds no other.
+    Raises SpecError with every mistake in it. Each change that the error offers has been tried: it removes its
+    mistake and adds no other.
     """
     try:
         return resolve(document)
@@ -47,7 +48,7 @@ def check_document(document: Document) -> ResolvedSpec:
 
 
 def resolve(document: Document) -> ResolvedSpec:
-    """Return the spec in `document`. Raises SpecError with every mistake; the changes that it offers are not tried."""
+    """Return the spec in `document`. Raises SpecError with every mistake; the changes that it offers were not tried."""
     fields = check_fields(document.data, document.unread)
     named = NamedInputs(Path(document.file).parent, fields.values)
     values = fields.values | named.resolved
@@ -72,7 +73,7 @@ def resolve(document: Document) -> ResolvedSpec:
 
 
 def mistakes_in(data: Mapping[str, Any]) -> list[Finding]:
-    """Return the mistakes in a spec's data that can be found without the files that it names."""
+    """Return the mistakes in a spec's data that can be found without reading the files that it names."""
     fields = check_fields(data)
     return [*fields.findings, *broken_rules(ValidValues(data, fields.values, fields.renamed))]
 
@@ -92,7 +93,7 @@ def change_document(document: Document, values: Change) -> Document:
 
 
 def _auto_paths(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yield the paths in `values` whose value is `auto`."""
+    """Yield the dotted paths in `values` whose value is `auto`. `above` precedes each path."""
     for key, value in values.items():
         if value == AUTO:
             yield f"{above}{key}"
@@ -101,7 +102,7 @@ def _auto_paths(values: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _drop_failed_changes(findings: Sequence[Finding], document: Document) -> Iterator[Finding]:
-    """Yield `findings` with only those changes that remove their mistake and add no other.
+    """Yield `findings`, each with only those offered changes that remove its mistake and add no other.
 
     Each change is tried by checking the whole changed spec, so the number of tries is limited. In a large file with
     many mistakes, the last fixes have words but no changes.
@@ -123,5 +124,8 @@ def _count_mistakes_with(change: Change, document: Document) -> Counter[tuple[st
 
 
 def _count_mistakes(findings: Sequence[Finding]) -> Counter[tuple[str, str]]:
-    """Count mistakes by place and rule id. Places have no list index, since a change may move a list's items."""
+    """Return the number of mistakes of each (place, rule id).
+
+    Places have no list index, since a change may move a list's items.
+    """
     return Counter((table_key(each.path), each.id) for each in findings)

@@ -126,12 +126,15 @@ def spares_match_used_gpus(c: ValidValues) -> Iterator[Finding]:
 
 
 def _known_names(nodes: Nodes) -> list[str]:
-    """Return the names of all nodes. Nodes that are given as a number are called node-0, node-1 and so on."""
+    """Return the names of the cluster's nodes.
+
+    If the spec gives only their number, they are node-0, node-1 and so on.
+    """
     return [name for _, name in _names(nodes)] if isinstance(nodes, list) else list(map(logical_node, range(nodes)))
 
 
 def _likely_spare(name: str, nodes: Nodes, spares: list[str]) -> Fix | str:
-    """Suggest a node that is not a spare yet and whose name is similar to `name`."""
+    """Return a fix that suggests a node with a name similar to `name` that is not a spare yet."""
     if isinstance(nodes, int):
         return f"they are {logical_node(0)} to {logical_node(nodes - 1)}: write one of these"
     meant = closest_choice(name, [each for _, each in _names(nodes) if each not in spares])

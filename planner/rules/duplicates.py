@@ -41,7 +41,7 @@ def values_differ(c: ValidValues, pattern: str) -> Iterator[Finding]:
 
 
 def _read_value(c: ValidValues, path: str) -> Any:
-    """Return the value at `path`, or None if it is wrong, so that the other items are still compared."""
+    """Return the value at `path`; None if it is wrong, so that the other items are still compared."""
     try:
         return c[path]
     except Unknown:

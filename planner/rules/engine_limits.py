@@ -36,7 +36,7 @@ EXCHANGED_IN: dict[Phase, tuple[Precision, ...]] = {
 def runs_layout(spec: ResolvedSpec, phase: Phase) -> bool:
     """Return whether the engine can run the EP size, steps, FP8 blocks and redundant experts of `phase`.
 
-    Other phases may still be undecided.
+    The other phases may still be undecided.
     """
     return all(can(spec, phase) for can in (supports_unit_size, steps_fit_exchange, keeps_blocks, has_replica_slots))
 
@@ -89,12 +89,12 @@ def exchange_supports_precision(c: Candidate) -> Iterator[Finding]:
 
 
 def _exchanges_rows(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether a unit of `phase` has several attention groups, which exchange expert rows."""
+    """Return whether a unit of `phase` has several attention groups, between which expert rows are exchanged."""
     return spec.phase(phase).ep_size > spec.phase(phase).attention_tp
 
 
 def _offer_one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Offer to make the unit one attention group, which exchanges no rows, if heads and memory allow that."""
+    """Return a fix that makes the unit one attention group, which exchanges no rows, if heads and memory allow it."""
     size = spec.phase(phase).ep_size
     if size in _group_sizes(spec, phase):
         return Fix(f"nearest: {phase}.attention_tp {size}", ({f"{phase}.attention_tp": size},))
@@ -102,7 +102,7 @@ def _offer_one_group(spec: ResolvedSpec, phase: Phase) -> Fix | str:
 
 
 def _group_sizes(spec: ResolvedSpec, phase: Phase) -> list[int]:
-    """Return each `attention_tp` that the engine can run and memory allows at the present EP size of `phase`."""
+    """Return each `attention_tp` that the engine can run and memory allows, at the present EP size of `phase`."""
     sizes = attention_sizes(spec.phase(phase).ep_size, spec.cluster.gpus_per_node, spec.model)
     tried = {size: spec.with_numbers(phase, {"attention_tp": size}) for size in sizes}
     conditions = (supports_unit_size, steps_fit_exchange, keeps_blocks)

@@ -23,7 +23,7 @@ from planner.spec.resolved import ResolvedSpec
 
 
 def supports_unit_size(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the engine can exchange expert rows between as many GPUs as a unit of `phase` has.
+    """Return whether the engine can exchange expert rows between the GPUs of a unit of `phase`.
 
     The bundled runtime supports every number of GPUs.
     """
@@ -32,7 +32,7 @@ def supports_unit_size(spec: ResolvedSpec, phase: Phase) -> bool:
 
 
 def steps_fit_exchange(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether a decode step fits DeepEP's low-latency kernels; True if `phase` does not use them."""
+    """Return whether a decode step fits DeepEP's low-latency kernels; True if units of `phase` do not use them."""
     exchange = _exchange(spec, phase)
     if exchange is None or "low_latency" not in exchange.kernels:
         return True
@@ -71,12 +71,12 @@ def decode_steps_fit_exchange(c: Candidate) -> Iterator[Finding]:
 
 
 def fits_memory(memory: MemoryPlan | None) -> bool:
-    """Return whether a GPU's memory holds the model and one request; True if the memory is unknown."""
+    """Return whether a GPU's memory holds the model and one request; True if the memory's size is unknown."""
     return memory is None or memory.missing_bytes <= 0
 
 
 def has_replica_slots(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether the engine can hold the redundant experts of `phase`; True if there are none."""
+    """Return whether the engine can hold the redundant experts of `phase`; True if the phase has none."""
     return spec.phase(phase).redundant_experts == 0 or explain_missing_replicas(spec, phase) is None
 
 
@@ -98,7 +98,8 @@ def explain_missing_replicas(spec: ResolvedSpec, phase: Phase) -> str | None:
 def nearest_units(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
     """Return (EP size, redundant experts) of the nearest smaller and the nearest larger unit that can run.
 
-    Such a unit has the same number of slots on every GPU, a supported exchange, and memory for the model and a request.
+    Such a unit has the same number of slots on every GPU, a supported exchange, and memory for the model and a
+    request.
     """
     section, per_node, group = spec.phase(phase), spec.cluster.gpus_per_node, spec.phase(phase).attention_tp
     multiples = range(2 * group, _max_gpus(spec, phase) + 1, group)
@@ -118,14 +119,20 @@ def nearest_units(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
 
 
 def nearest_redundant(num_logical: int, ep_size: int, wanted: int) -> int:
-    """Return the number of redundant experts nearest `wanted` that fills all GPUs equally; 0 only if 0 is wanted."""
+    """Return the number of redundant experts nearest to `wanted` that gives all GPUs equal slots.
+
+    It is 0 only if `wanted` is 0.
+    """
     above = wanted + -(num_logical + wanted) % ep_size
     even = [each for each in (above, above - ep_size) if each > 0 or each == wanted == 0]
     return min(even, key=lambda each: abs(each - wanted))
 
 
 def _exchange(spec: ResolvedSpec, phase: Phase) -> Exchange | None:
-    """Return how `phase` exchanges expert rows; None for the bundled runtime and for units of one attention group."""
+    """Return how units of `phase` exchange expert rows.
+
+    None for the bundled runtime, and for units of one attention group, which exchange none.
+    """
     section, engine, version = spec.phase(phase), spec.written.engine_name, spec.written.engine_version
     if version is None or section.ep_size == section.attention_tp:
         return None
@@ -133,7 +140,7 @@ def _exchange(spec: ResolvedSpec, phase: Phase) -> Exchange | None:
 
 
 def _max_gpus(spec: ResolvedSpec, phase: Phase) -> int:
-    """Return how many GPUs a unit of `phase` can have at most on the nodes that the other phases leave free."""
+    """Return how many GPUs each unit of `phase` can have at most, on the nodes that the other phases leave."""
     nodes, per_node = spec.cluster.nodes, spec.cluster.gpus_per_node
     taken = {each: spec.written.num_units(each) * max(1, spec.phase(each).ep_size // per_node) for each in spec.phases}
     num_nodes = (nodes if isinstance(nodes, int) else len(nodes)) - len(spec.cluster.spares)
@@ -164,7 +171,7 @@ def _explain_size_limit(spec: ResolvedSpec, exchange: Exchange, section: PhaseSp
 
 
 def _offer_sizes(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Offer the nearest smaller and larger EP size that can run, with redundant experts that fill all GPUs equally."""
+    """Return a fix with the nearest smaller and larger EP sizes that can run, each with redundant experts that fit."""
     now = spec.phase(phase).redundant_experts
     changes: list[Change] = [
         {HERE: size} if redundant == now else {HERE: size, f"{phase}.redundant_experts": redundant}
@@ -178,7 +185,7 @@ def _offer_sizes(spec: ResolvedSpec, phase: Phase) -> Fix | str:
 
 
 def _even_redundant(spec: ResolvedSpec, phase: Phase, size: int) -> int | None:
-    """Return the number of redundant experts nearest the spec's that fills `size` GPUs equally, or None."""
+    """Return the number of redundant experts, nearest to the spec's, that gives `size` GPUs equal slots, or None."""
     redundant, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
     if explain_missing_replicas(spec, phase):
         return None if num_logical % size else 0

@@ -33,7 +33,10 @@ def units_are_ready_in_time(c: Candidate) -> Iterator[Finding]:
 
 
 def experts_survive_failures(c: Candidate) -> Iterator[Finding]:
-    """Reject units with too few slots or failure domains for `coverage`. Racks count once the units are placed."""
+    """Reject units with too few slots or failure domains for `coverage`.
+
+    Racks are counted only once units are placed.
+    """
     spec = c.resolved
     try:
         places = c.places if spec.written.coverage == "rack" else failure_domains(spec, c.layouts)

@@ -39,7 +39,7 @@ EFFECTS = "NoSchedule|NoExecute|PreferNoSchedule"
 
 @dataclass(frozen=True)
 class Form:
-    """The format of a text, the reason for it, and an example."""
+    """The format of a text field: words for it, a reason and an example, and a test."""
 
     must_be: str
     reason: str
@@ -47,7 +47,7 @@ class Form:
     matches: Callable[[str], Any]
 
     def findings(self, path: str, text: str, value: str | None = None) -> Iterator[Finding]:
-        """Yield a finding if `text`, the value at `path` or its last key, does not have this form."""
+        """Yield a finding if `text` does not have this form. It is the value at `path`, or the path's last key."""
         if not self.matches(text):
             yield Finding(path, value, f"S209 must be {self.must_be}", self.reason, for_example(self.example))
 
@@ -60,7 +60,7 @@ def texts_match_their_forms(c: ValidValues, path: str) -> Iterator[Finding]:
 
 
 def is_folder(path: str) -> bool:
-    """Return whether `path` is absolute and normalised: no `..`, no double and no closing slash, no colon.
+    """Return whether `path` is absolute and normalised: no `..`, no double or closing slash, no colon.
 
     Two leading slashes are checked separately: `normpath` keeps them. Container runtimes split mounts at colons.
     """
@@ -77,7 +77,7 @@ def _is_object_name(name: str) -> bool:
 
 
 def _is_label_name(key: str) -> bool:
-    """Return whether `key` is NAME or PREFIX/NAME, with a DNS name as the prefix."""
+    """Return whether `key` is NAME or PREFIX/NAME, where the prefix is a DNS name."""
     prefix, slash, name = key.rpartition("/")
     return (not slash or _is_object_name(prefix)) and NAME_PART.fullmatch(name) is not None
 

@@ -190,7 +190,7 @@ def ready_timeout_covers_start(c: Candidate) -> Iterator[Finding]:
 
 
 def _needs_nics(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether some GPUs of a unit of `phase` reach each other only over NICs."""
+    """Return whether some GPUs of a unit of `phase` can exchange data only over NICs."""
     gpu, section, engine = spec.gpu_of(phase), spec.phase(phase), spec.written.engine_name
     joined = 1 if spec.written.kubernetes.compute_domain is False else gpu.domain_size(spec.cluster.gpus_per_node)
     if engine != OURS and section.ep_size != section.attention_tp:
@@ -199,7 +199,7 @@ def _needs_nics(spec: ResolvedSpec, phase: Phase) -> bool:
 
 
 def _read_version_tag(image: str, published: str | None) -> str | None:
-    """Return the engine version in an image's tag; None if the image's name differs from the `published` image's."""
+    """Return the engine's version in the tag of `image`; None if its name is not that of the `published` image."""
     own = (published or "").partition(":")[0].rpartition("/")[2]
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     found = re.match(r"v?(\d+\.\d+\.\d+)", tag)

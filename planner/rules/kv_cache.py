@@ -80,7 +80,7 @@ def disk_path_is_free(c: ValidValues) -> Iterator[Finding]:
 
 
 def _kept_bytes(c: ValidValues) -> int:
-    """Return the host memory in which a rank keeps KV. Raises Unknown if the spec gives none."""
+    """Return the bytes of host memory in which a rank keeps KV. Raises Unknown if the spec gives no size."""
     kept = read_bytes(c[MEMORY] or "")
     if kept is None:
         raise Unknown(MEMORY)
@@ -94,7 +94,7 @@ def _ranks_per_node(c: ValidValues, phase: Phase) -> int | None:
 
 
 def _write_size(num_bytes: int) -> str:
-    """Return a size as a spec writes it, rounded up to MiB: `1GiB`, `1536MiB`."""
+    """Return a number of bytes as a spec writes it, rounded up to MiB, such as `1GiB` or `1536MiB`."""
     amount = ceil(num_bytes / 2**20)
     return f"{amount}MiB" if amount % 1024 else f"{amount // 1024}GiB"
 

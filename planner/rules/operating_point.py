@@ -61,7 +61,7 @@ def step_tokens_fit_limit(c: ValidValues, phase: Phase) -> Iterator[Finding]:
 
 
 def _check_limit(c: ValidValues, phase: Phase, field: str, limit: str, reason: str) -> Iterator[Finding]:
-    """Yield a finding if a field of the phase's operating point exceeds the phase's field `limit`."""
+    """Yield a finding if the `field` of the phase's operating point is above the phase's own field `limit`."""
     path = f"operating_point.{phase}.{field}"
     asked: int = c[path]
     most: int = c[f"{phase}.{limit}"]
@@ -73,7 +73,7 @@ def _check_limit(c: ValidValues, phase: Phase, field: str, limit: str, reason: s
 def _excess_finding(
     path: str, value: int, limit: str, most: int, reason: str, raised: Mapping[str, int] | None = None
 ) -> Finding:
-    """Report a value above its limit. The fix lowers the value or, if the limit is a default, raises the limit."""
+    """Return the finding for a value above its limit. Its fix lowers the value or raises a limit that nobody wrote."""
     if raised is None:
         return Finding(path, value, f"S504 must be at most {limit} ({most})", reason, nearest(most))
     fix = Fix(f"write {' and '.join(f'{each}: {number}' for each, number in raised.items())}", (raised,))

@@ -95,7 +95,7 @@ def patched_objects_exist(c: ValidValues, item: str) -> Iterator[Finding]:
 
 
 def _rendered_names(c: ValidValues) -> Mapping[str, Sequence[str]]:
-    """Return kind -> names of the objects of the kind that the plan will have."""
+    """Return kind -> names of the objects of that kind that the plan will have."""
     plan, namespace, disruptions = c["name"], c["kubernetes.namespace"], c["kubernetes.disruptions"]
     units = [names.unit_name(plan, phase, index) for phase, count in c.num_units.items() for index in range(count)]
     gateway, runtime = names.gateway_name(plan), names.runtime_account(plan)
@@ -120,7 +120,7 @@ def _rendered_names(c: ValidValues) -> Mapping[str, Sequence[str]]:
 def _check_patch(
     where: str, patch: Mapping[str, Any], picture: Mapping[str, Any], keys: MergeKeys
 ) -> Iterator[Finding]:
-    """Yield a finding for each part of a patch that changes a value planned in `picture` or that cannot be merged."""
+    """Yield a finding for each part of a patch that changes a value planned in `picture`, or that cannot be merged."""
     for place in _find_planned_changes(picture, patch, keys):
         field = next((each for each in reversed(place) if not each.isdecimal()), where.rpartition(".")[2])
         reason = REPLACED if keys is JSON_MERGE and field in POD_KEYS else DECIDED
@@ -133,7 +133,7 @@ def _check_patch(
 
 
 def _find_planned_changes(picture: Any, patch: Any, keys: MergeKeys, field: str = "") -> Iterator[Place]:
-    """Yield the path of each part of `patch` that changes or removes a value planned in `picture`."""
+    """Yield the path, as keys, to each part of `patch` that changes or removes a value planned in `picture`."""
     if isinstance(picture, dict) and isinstance(patch, dict) and (DIRECTIVE not in patch or keys is JSON_MERGE):
         for key in (each for each in patch if each in picture):
             yield from ((key, *below) for below in _find_planned_changes(picture[key], patch[key], keys, key))
@@ -151,7 +151,7 @@ def _find_planned_changes(picture: Any, patch: Any, keys: MergeKeys, field: str 
 
 
 def _find_hiding_mounts(value: Any, place: Place = ()) -> Iterator[Place]:
-    """Yield each volume mount of a planned container that may hide its launch file."""
+    """Yield the path, as keys, to each volume mount of a planned container that may hide its launch file."""
     is_planned = isinstance(value, dict) and value.get("name") in names.POD_CONTAINERS
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         if is_planned and key == "volumeMounts" and isinstance(inner, list):
@@ -172,7 +172,10 @@ def _hides_launch_file(mount: Any) -> bool:
 
 
 def _find_unmergeable(where: str, value: Any, field: str, keys: Mapping[str, str]) -> Iterator[Finding]:
-    """Reject unsupported directives, and list items without a merge key. Findings quote no value: it may be secret."""
+    """Yield a finding for each unsupported directive, and for each list item without a merge key, below `value`.
+
+    Findings quote no value: it may be secret.
+    """
     if isinstance(value, dict):
         for key, below in value.items() if field not in DICTIONARIES else ():
             if key.startswith("$") and (key != DIRECTIVE or below not in DIRECTIVES):
@@ -189,7 +192,7 @@ def _find_unmergeable(where: str, value: Any, field: str, keys: Mapping[str, str
 
 
 def _has_merge_key(item: Any, key: str) -> bool:
-    """Return whether a list item has its merge key, or is the `replace` directive for the whole list."""
+    """Return whether a list's item has its merge key, or is the directive that replaces the whole list."""
     if not isinstance(item, dict) or item == {DIRECTIVE: "replace"}:
         return isinstance(item, dict)
     return type(item.get(key)) in (str, int) and item.get(DIRECTIVE) != "replace"

@@ -31,7 +31,7 @@ def units_meet_demand(c: Candidate) -> Iterator[Finding]:
 
 
 def _report_excess(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Finding]:
-    """Yield the warning that a load is above the highest rate of the units."""
+    """Yield the warning about a peak load above the highest rate of the units that are on."""
     units = f"{load.phase} units"
     if load.most_per_s:
         share = f"{load.share_of_most:.0%} of" if load.share_of_most < MANY else f"{load.share_of_most:,.0f} times"
@@ -51,13 +51,13 @@ def _report_excess(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Finding]:
 
 
 def _income_in_words(spec: ResolvedSpec, load: PhaseLoad) -> str:
-    """Return a clause that income excludes refused requests; empty if no income is estimated for that day."""
+    """Return a clause that says that income excludes refused requests; empty if that day has no estimate of income."""
     cost = spec.written.cost
     return ", and income does not count them" if cost and cost.prices is not None and load.day is None else ""
 
 
 def _report_slow_units(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator[Finding]:
-    """Yield a warning for each promised latency that the units miss when they serve the whole load."""
+    """Yield a warning for each promised latency that the units miss when they serve all of the peak load."""
     means = {"slo.ttft_ms": served.ttft_seconds, "slo.tpot_ms": served.tpot_seconds}
     over = f", and for more than that during {load.hours_over:.3g} h of that day" if load.hours_over else ""
     for path, promised in _promises(spec, load.phase).items():
@@ -80,14 +80,14 @@ def _within_ttft_in_words(spec: ResolvedSpec, load: PhaseLoad) -> str:
 
 
 def _load_in_words(served: Prediction) -> str:
-    """Describe how busy the units are when they serve the whole load."""
+    """Return a clause on how busy the units are when they serve all of the peak load."""
     if served.phase == "prefill":
         return f"these then compute {served.point.utilisation:.1%} of the time"
     return f"each rank or group then works on {served.point.requests:,.0f} requests at a time"
 
 
 def _promises(spec: ResolvedSpec, phase: Phase) -> dict[str, float]:
-    """Return the promised latencies of a phase: path -> ms."""
+    """Return path -> the latency in ms that the spec promises, for latencies of `phase`."""
     promised = {f"slo.{name}_ms": getattr(spec.written.slo, f"{name}_ms") for name in PROMISES[phase]}
     return {path: each for path, each in promised.items() if each is not None}
 
@@ -97,7 +97,7 @@ def _time_in_words(load: PhaseLoad) -> str:
 
 
 def _fix(spec: ResolvedSpec, load: PhaseLoad) -> str:
-    """Tell the user how to have more units on at the peak."""
+    """Return words for how to have more units on at the peak."""
     return f"{_offer_units(spec, load)}{SEE_SIMULATE}"
 
 

@@ -216,12 +216,12 @@ def max_requests_fit_kv(c: Candidate) -> Iterator[Finding]:
 
 
 def _fills_whole_nodes(ep_size: int, gpus_per_node: int | None) -> bool:
-    """Return whether a unit fills whole nodes or fits on one; True if the node's size is unknown."""
+    """Return whether a unit fills whole nodes or fits on one node; True if the number of GPUs of a node is unknown."""
     return gpus_per_node is None or ep_size <= gpus_per_node or ep_size % gpus_per_node == 0
 
 
 def _even_redundant_experts(ep_size: int, redundant: int, num_logical: int) -> list[int]:
-    """Return the nearest lower and higher numbers of redundant experts that give all GPUs equal slots.
+    """Return the nearest lower and higher numbers of redundant experts that give all GPUs equally many slots.
 
     A number that adds one replica or more of every expert is left out. The nearest comes first, but 0 comes last: a
     user who wrote a number wants redundant experts.
@@ -234,10 +234,10 @@ def _even_redundant_experts(ep_size: int, redundant: int, num_logical: int) -> l
 def _allowed_ep_sizes(
     num_physical: int | None, gpus_per_node: int | None, room: int | None, supports: SizeTest | None
 ) -> list[int]:
-    """Return the EP sizes that divide `num_physical` experts and fit on one node or fill nodes, up to `room` GPUs.
+    """Return the EP sizes, up to `room` GPUs, that divide `num_physical` experts and fit on a node or fill nodes.
 
-    Prefer the sizes that the engine's exchange `supports`, if there are any. If the number of experts is unknown, any
-    size is assumed to divide it.
+    Sizes that the engine's exchange `supports` are returned alone, if there are any. If the number of experts is
+    unknown, any size is assumed to divide it.
     """
     even = [
         size
@@ -249,13 +249,16 @@ def _allowed_ep_sizes(
 
 
 def _fits_kv(plan: MemoryPlan, section: PhaseSpec) -> bool:
-    """Return whether KV holds `max_requests` requests at `USUAL_SHARE` of full length, or `max_kv_tokens` if less."""
+    """Return whether KV memory holds `max_requests` requests at `USUAL_SHARE` of full length.
+
+    If `max_kv_tokens` is less than these take, it is enough.
+    """
     usual = USUAL_SHARE * section.max_requests * in_pages(plan.max_request_tokens)
     return plan.kv_tokens >= min(usual, section.max_kv_tokens or usual)
 
 
 def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
-    """Return the highest `max_requests` that KV holds at `USUAL_SHARE` of full length, beside the requests' buffers."""
+    """Return the highest `max_requests` whose KV at `USUAL_SHARE` of full length fits beside the requests' buffers."""
 
     def is_too_much(max_requests: int) -> bool:
         tried = spec.with_numbers(phase, {"max_requests": max_requests})

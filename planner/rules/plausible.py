@@ -19,7 +19,7 @@ MARGIN = 10.0  # assumed: a GPU is at most this much faster or slower than all i
 
 @dataclass(frozen=True)
 class Bounds:
-    """The plausible range of a field's numbers."""
+    """The plausible range of the numbers in one field."""
 
     path: str  # `*` stands for each item of a list
     least: float
@@ -60,7 +60,7 @@ def numbers_are_plausible(c: Candidate) -> Iterator[Finding]:
 
 
 def _relative_bounds(spec: ResolvedSpec) -> Iterator[Bounds]:
-    """Yield bounds that depend on other fields: FP8 at least as fast as BF16, and no more GPUs than such nodes have."""
+    """Yield bounds that follow from other fields: FP8 no slower than BF16, and no more GPUs on a node than usual."""
     bf16 = spec.gpu.bf16_tflops
     if bf16:
         rule = f"is less than bf16_tflops ({bf16:,g})"

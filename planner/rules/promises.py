@@ -94,7 +94,7 @@ def _report_misses(c: Candidate, phase: Phase, found: Prediction) -> Iterator[Fi
 
 
 def _range(mean: Estimate) -> str:
-    """Return the range of a mean latency, in ms, as text."""
+    """Return the range of a predicted mean latency as text, ` (LOW to HIGH)` in ms."""
     return f" ({mean.low * MS_PER_S:,.1f} to {mean.high * MS_PER_S:,.1f})"
 
 
@@ -107,7 +107,7 @@ def _saturated(promised: float) -> Finding:
 
 
 def _offer_lighter_load(c: Candidate, found: Prediction, name: str, promised: float) -> _Offer | None:
-    """Offer the heaviest load that keeps the promise; None if none does."""
+    """Return the offer of the heaviest load that keeps the promise (in ms); None if no load does."""
     path, loads = _lighter_loads(c.resolved, found)
 
     @cache
@@ -133,7 +133,7 @@ def _offer_lighter_load(c: Candidate, found: Prediction, name: str, promised: fl
 
 
 def _lighter_loads(spec: ResolvedSpec, found: Prediction) -> tuple[str, Sequence[int]]:
-    """Return the path of the field that sets a phase's load, and the values for lighter loads, heaviest first."""
+    """Return (path of the field that sets a phase's load, values of lighter loads from the heaviest down)."""
     phase = found.phase
     if phase == "prefill":
         return shorter_steps(spec)
@@ -143,7 +143,10 @@ def _lighter_loads(spec: ResolvedSpec, found: Prediction) -> tuple[str, Sequence
 
 
 def _offer_lower_utilisation(spec: ResolvedSpec, found: Prediction, promised: float) -> _Offer | None:
-    """Offer the highest prefill utilisation that keeps the promised TTFT; None if it would be too low to offer."""
+    """Return the offer of the highest prefill utilisation that keeps the promised TTFT (in ms).
+
+    None if that utilisation is too low to offer.
+    """
     if found.phase != "prefill" or found.point.utilisation == 1 or spec.written.operating_point.prefill is None:
         return None
     used = highest_utilisation(found, promised)
@@ -154,12 +157,12 @@ def _offer_lower_utilisation(spec: ResolvedSpec, found: Prediction, promised: fl
 
 
 def _more_units_in_words(times: float) -> str:
-    """Say how many times as many units the same tokens take at a lighter load; empty if about as many."""
+    """Return words for how many times as many units the same tokens take at a lighter load; empty if about as many."""
     return f" (the same tokens then take {times:.3g} times as many units)" if times > MIN_UNITS_RATIO else ""
 
 
 def _fix(reached: int, *offers: _Offer | None) -> Fix:
-    """Offer to promise `reached`, the predicted latency in ms, or to change the load."""
+    """Return a fix that promises `reached`, the predicted latency in ms, or else changes the load as `offers` say."""
     offered = [each for each in offers if each is not None]
     said = "".join(f", or {each.words}" for each in offered)
     return Fix(f"nearest: {reached}{said}", ({HERE: reached}, *(each.change for each in offered)))

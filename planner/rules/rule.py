@@ -41,7 +41,7 @@ LEVELS: Sequence[Level] = get_args(Level)
 
 
 class Candidate(Protocol):
-    """A spec without mistakes, and the results that rules need. Results beyond a candidate's level raise Unknown."""
+    """A spec without mistakes, with the results that rules read. Results beyond a candidate's level raise Unknown."""
 
     @property
     def resolved(self) -> ResolvedSpec:
@@ -68,7 +68,10 @@ class Candidate(Protocol):
         """The expert map of each phase."""
 
     def mean_balance(self, layout: "PhaseLayout", slots_per_gpu: int, domains: "Domains") -> float | None:
-        """Return max/mean load of a map for `layout` with these slots and failure domains; None before maps exist."""
+        """Return the max/mean load of a map for `layout` with these slots and failure domains.
+
+        None before maps exist.
+        """
 
     @property
     def searched(self) -> Collection[Phase]:
@@ -83,7 +86,10 @@ class Candidate(Protocol):
         """The highest load of each phase on any kind of day."""
 
     def predict_with(self, phase: Phase, change: Change) -> "Prediction | None":
-        """Return the prediction of `phase` after a `change` of the spec, with the present map; None if unknown."""
+        """Return the prediction for `phase` after a `change` of the spec, with the present map.
+
+        None if it is unknown.
+        """
 
     def predict_at_peak(self, load: "PhaseLoad") -> "Prediction | None":
         """Return the prediction of units that serve all of `load`, one of `peak_loads`; None if they cannot."""
@@ -91,10 +97,10 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True)
 class Rule:
-    """A check, the ids of its findings, and the level that it needs.
+    """A check, the ids of its findings, and the level that a candidate needs for it.
 
-    The check of a rule about several phases or paths (`each_of`) is called once for each of them. `*` in a path stands
-    for each item of a list.
+    The check of a rule about several phases or paths (`each_of`) is called once for each of them. `*` in a path
+    stands for each item of a list.
     """
 
     ids: str  # of all findings that `check` can yield, separated by spaces
@@ -104,7 +110,7 @@ class Rule:
     about: str = ""  # what a rule made from a table checks; others say it in the docstring of `check`
 
     def findings(self, candidate: Any) -> Iterator[Finding]:
-        """Yield the rule's findings about `candidate`. Phases or paths with an unknown value are skipped."""
+        """Yield the rule's findings about `candidate`. A phase or path where a value is unknown is skipped."""
         for place in self._places(candidate):
             try:
                 for found in self.check(candidate, *place):
@@ -120,7 +126,7 @@ class Rule:
 
 
 def is_within(level: Level, most: Level) -> bool:
-    """Return whether `level` is `most` or an earlier level."""
+    """Return whether `level` is `most` or comes before it in LEVELS."""
     return LEVELS.index(level) <= LEVELS.index(most)
 
 
@@ -145,9 +151,9 @@ def limit(path: str, must: str, reason: str, fix: Fix | str, is_broken: Callable
 
 
 def report_no_effect(where: str, reason: str, path: str, value: Any = None, fix: Fix | str | None = None) -> Finding:
-    """Return the finding that the value at `path` has no effect.
+    """Return the finding that the value at `path` has no effect. `where` completes the sentence.
 
-    A field without an effect is an error, since a user who writes a field expects an effect and would get a plan that
-    was not intended. The fix is to remove the field, unless `fix` is given.
+    A field without an effect is an error, since a user who writes a field expects an effect and would get a plan
+    that was not intended. The fix is to remove the field, unless `fix` is given.
     """
     return Finding(path, value, f"S560 has no effect {where}", reason, fix or removal(path, words="remove it"))

@@ -27,7 +27,10 @@ SCHEDULE_OPTIONS = tuple(each for fields in AUTO_OPTIONS.values() for each in fi
 
 
 def reset_spent_options(data: Mapping[str, Any], autos: frozenset[str]) -> dict[str, Any]:
-    """Return `data` with options reset to defaults if only the decision of an `auto` field, now made, read them."""
+    """Return a spec's `data` with options reset to defaults that only the decision of an `auto` field reads.
+
+    `autos` are the fields that were `auto` and are decided now.
+    """
     spent = [field for decided, fields in AUTO_OPTIONS.items() if autos & {"schedule", decided} for field in fields]
     there = [field for field in spent if (data.get(field.split(".")[0]) or {}).get(field.split(".")[1]) is not None]
     return apply_change(data, {field: field_at(field).default for field in there})
@@ -121,7 +124,10 @@ def options_need_auto(c: ValidValues, field: str) -> Iterator[Finding]:
 
 
 def _offer_counts(place: str, given: list[str], wanted: list[str]) -> Fix | str:
-    """Say which numbers of units to remove and which to write. Missing ones are words: only the user knows them."""
+    """Return a fix that says which numbers of units to remove and which to write.
+
+    Missing numbers are only words: the user alone knows them.
+    """
     missing, unwanted = [key for key in wanted if key not in given], [key for key in given if key not in wanted]
     if not missing:
         return removal(*(f"{place}.{key}" for key in unwanted), words=f"remove {' and '.join(unwanted)}")

@@ -20,7 +20,7 @@ Starts = Sequence[tuple[Sequence[Start], int]]  # the starts of each recurring c
 
 
 def find_late_starts(schedule: ScheduleSpec, times: StartTimes, *, is_auto: bool) -> Iterator[Finding]:
-    """Yield a finding if some start takes longer than the warm-up, with the time that would suffice.
+    """Yield a finding with the sufficient warm-up, if some start takes longer than the schedule's warm-up.
 
     An auto warm-up is always long enough, so only starts longer than LONGEST_S are reported for it.
     """
@@ -36,7 +36,7 @@ def required_warm_up(schedule: ScheduleSpec, times: StartTimes) -> float:
 
 
 def explain_longest_start(schedule: ScheduleSpec, times: StartTimes) -> str:
-    """Describe the longest start of `schedule` and its stages."""
+    """Return a clause about the longest start of `schedule` and its stages."""
     starts = _all_starts(schedule, times)
     if not any(each for each, _ in starts):
         return "no unit ever starts"
@@ -45,17 +45,20 @@ def explain_longest_start(schedule: ScheduleSpec, times: StartTimes) -> str:
 
 
 def to_spec_time(seconds: float) -> str:
-    """Return a time in the form of a spec, rounded up to whole seconds, at least `1s`."""
+    """Return seconds as a spec writes them, rounded up to whole seconds: at least `1s`."""
     return f"{max(ceil(seconds), 1)}s"
 
 
 def _all_starts(schedule: ScheduleSpec, times: StartTimes) -> Starts:
-    """Return all starts of units: those of a usual day, and those of the week around each special day."""
+    """Return (starts of units, number of days) of a usual day and of the week around each special day."""
     return [(starts_of(_windows(week, tuple(times.units)), times), len(week)) for week in weeks_of(schedule)]
 
 
 def _windows(week: Sequence[Sequence[WindowSpec]], phases: Sequence[Phase]) -> list[Window]:
-    """Return the windows of consecutive days in order. At midnight a day begins with the units of its last window."""
+    """Return the windows of consecutive days in order.
+
+    At midnight each day begins with the units of its own last window.
+    """
     found = []
     for number, day in enumerate(week):
         ordered = sorted(day, key=lambda window: window.at)
@@ -87,7 +90,7 @@ def _longest_start(starts: Starts) -> tuple[Start, float]:
 
 
 def _stages_in_words(start: Start, loading: float, times: StartTimes) -> str:
-    """Describe how long a start of several units takes, stage by stage."""
+    """Return a clause on how long a start of several units takes, stage by stage."""
     shared, takes = start.bytes_per_s / 1e9, f"{loading:,.0f} s" if loading < inf else "more than a day"
     who = " and ".join(f"{number} {phase} unit{'' if number == 1 else 's'}" for phase, number in start.units.items())
     return (

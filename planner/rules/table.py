@@ -47,7 +47,7 @@ LIMITS: Mapping[EngineName, tuple[Rule, ...]] = {
 
 
 def broken_rules(values: ValidValues) -> Iterator[Finding]:
-    """Yield the findings of the rules between fields. A rule is silent if a field that it reads is wrong."""
+    """Yield the findings of all rules between fields. A rule is silent if a field that it reads is wrong."""
     for rule in RULES:
         if rule.level in ("fields", "resolved"):
             yield from rule.findings(values)
@@ -61,7 +61,7 @@ def refusals_of(candidate: Candidate, level: Level) -> tuple[Finding, ...]:
 
 
 def findings_at(candidate: Candidate, level: Level) -> tuple[Finding, ...]:
-    """Return the findings of the rules of `level` about a candidate without mistakes, each with its line."""
+    """Return the findings of all rules of `level` about a candidate without mistakes, each with its line."""
     spec = candidate.resolved
     rules = LIMITS[spec.written.engine_name] if level == "rendered" else rules_at(level)
     return tuple(spec.locate(each) for rule in rules for each in rule.findings(candidate))

@@ -110,7 +110,7 @@ def _contradictions(past: "History", zone: str) -> Iterator[tuple[str, str, str]
 
 
 def _gaps(past: "History", zone: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (problem, reason, fix) for gaps within days, an incomplete last day, and missing days."""
+    """Yield (problem, reason, fix) for gaps within days, for an incomplete last day, and for missing days."""
     *before, last = past.days
     lacking = [f"{day.date}T{hh_mm(minute)}" for day in before for minute in _missing_minutes(day, zone)]
     if lacking:
@@ -129,7 +129,7 @@ def _gaps(past: "History", zone: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _missing_minutes(day: "PastDay", zone: str) -> list[int]:
-    """Return the minutes of a day without a demand, except those that clocks skipped."""
+    """Return the minutes of a day for which the history has no demand, except those that clocks skipped."""
     step = DAY_MINUTES // len(day.demand)
     minutes = [index * step for index, demand in enumerate(day.demand) if demand is None]
     (midnight,) = instants_of(day.date, 0, "UTC")

@@ -20,7 +20,7 @@ from planner.spec.kv_cache import KvCacheSpec
 
 @dataclass(frozen=True)
 class Unused:
-    """Fields without an effect in specs to which `applies` is true, and the reason."""
+    """Fields without an effect in the specs for which `applies` is true, and the reason."""
 
     paths: tuple[str, ...]
     where: str  # `{engine}` stands for the spec's engine

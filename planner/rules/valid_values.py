@@ -24,7 +24,7 @@ ITEM = re.compile(r"\.[0-9]+")
 
 @dataclass(frozen=True)
 class ValidValues:
-    """The valid values of a spec. Reading a wrong or missing value with `[]` raises Unknown."""
+    """The valid values of a spec, by dotted path. Reading a wrong or missing value with `[]` raises Unknown."""
 
     data: Mapping[str, Any]  # raw data of the file
     values: Mapping[str, Any]  # dotted path -> valid value; with defaults, files and catalog entries
@@ -57,58 +57,58 @@ class ValidValues:
         self[path]
 
     def is_given(self, path: str) -> bool:
-        """Return whether the file has a value, valid or not, at `path`, which is SECTION.FIELD."""
+        """Return whether the file has a value at `path`, which is SECTION.FIELD, even if that value is wrong."""
         section, _, key = path.partition(".")
         fields = self.data.get(section)
         return isinstance(fields, dict) and fields.get(key) is not None
 
     def is_open(self, *paths: str) -> bool:
-        """Return whether the file says `auto` at one of `paths`, and the field, the last path, has no value yet."""
+        """Return whether the file says `auto` at one of `paths`, and the last of them, the field, has no value yet."""
         return bool(self.autos & set(paths)) and paths[-1] not in self.values
 
     @cached_property
     def phases(self) -> list[Phase]:
-        """Return the phases that have a section in the file, in the order of PHASES."""
+        """The phases that have a section in the file, in the order of PHASES."""
         return [phase for phase in PHASES if phase in self.sections]
 
     @cached_property
     def sections(self) -> frozenset[str]:
-        """Return the names of the file's sections, and the correct paths of fields whose keys are misspelt."""
+        """The names of the file's sections, and the correct paths of fields whose keys are misspelt."""
         return self.renamed | {name for name, section in self.data.items() if section is not None}
 
     @property
     def is_written(self) -> bool:
-        """Return whether a user wrote the data, and not the planner."""
+        """Whether a user wrote the data. Otherwise the planner made it."""
         return self.auto_paths is not None
 
     @property
     def autos(self) -> frozenset[str]:
-        """Return the paths with `auto` in the file, decided ones included."""
+        """The paths that are `auto` in the file, decided ones included. Raises Unknown if the planner made the data."""
         if self.auto_paths is None:
             raise Unknown("auto")
         return self.auto_paths
 
     @property
     def model(self) -> Model:
-        """Return the model's shapes."""
+        """The shapes of the spec's model."""
         shapes: Model = self["model.shapes"]
         return shapes
 
     @property
     def gpu(self) -> Gpu:
-        """Return the figures of the cluster's GPU."""
+        """The figures of the cluster's GPU."""
         device: Gpu = self["cluster.device"]
         return device
 
     @property
     def engine(self) -> EngineName | None:
-        """Return the engine's name; None if it is wrong or not written."""
+        """The engine's name; None if it is wrong or not written."""
         name: EngineName | None = self.get("engine.name") or self.get("engine")
         return name
 
     @cached_property
     def num_units(self) -> dict[Phase, int]:
-        """Return how many units each phase has at most, over all windows."""
+        """Phase -> the largest number of its units in any window."""
         counts: dict[Phase, int] = {phase: self[path] for phase in PHASES if (path := f"{phase}.units") in self.values}
         others = self.get("schedule.other_days") or []
         for window in chain(self.get("schedule.windows") or [], *(each.get("windows", []) for each in others)):
@@ -118,7 +118,10 @@ class ValidValues:
         return counts
 
     def gpus_per_unit(self, phase: Phase) -> int | None:
-        """Return how many GPUs a unit of `phase` can have on nodes free of other phases; None if none or unknown."""
+        """Return how many GPUs a unit of `phase` can have on the nodes that other phases leave.
+
+        None if there are too few nodes, or if a size is unknown.
+        """
         nodes, per_node = self.get("cluster.nodes"), self.get("cluster.gpus_per_node")
         if nodes is None or per_node is None or f"{phase}.units" not in self.values:
             return None
@@ -129,7 +132,10 @@ class ValidValues:
         return left // counts[phase] * per_node if left >= counts[phase] > 0 else None
 
     def exchange_test(self, phase: Phase) -> Callable[[int], bool] | None:
-        """Return a function that says whether the engine supports an EP size; None if it supports all or is unknown."""
+        """Return a function that tells whether the engine supports an EP size.
+
+        None if it supports all sizes, or if a value that decides this is unknown.
+        """
         name, per_node = self.engine or OURS, self.get("cluster.gpus_per_node")
         if name == OURS or name not in ENGINES or per_node is None or "cluster.device" not in self.values:
             return None
@@ -143,7 +149,7 @@ class ValidValues:
 
     @property
     def largest_group(self) -> int | None:
-        """Return the number of GPUs of a node if the engine keeps each attention group on one node; else None."""
+        """The number of GPUs of a node if the engine keeps each attention group on one node; else None."""
         name = self.engine
         if name is None or name not in ENGINES or ENGINES[name].groups_span_nodes:
             return None
@@ -160,7 +166,7 @@ class ValidValues:
 
     @cached_property
     def _right_items(self) -> Mapping[str, Sequence[int]]:
-        """Return the indices of valid items, for each list that also has wrong items."""
+        """List path -> indices of its valid items, for each list that also has wrong items."""
         found: dict[str, list[int]] = {}
         for section, _, index in (path.rpartition(".") for path in self.values):
             if index.isdecimal():

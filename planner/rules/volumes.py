@@ -103,7 +103,7 @@ def staged_checkpoint_path_is_free(c: ValidValues) -> Iterator[Finding]:
 
 
 def _pod_path(path: str, volumes: Volumes) -> str | None:
-    """Return the path at which pods see a node's folder; None if no volume has it."""
+    """Return the path at which pods see `path`, a folder of a node; None if no volume has it."""
     above = [each for each in volumes if is_in(path, each.get("host_path"))]
     if not above:
         return None
@@ -112,12 +112,12 @@ def _pod_path(path: str, volumes: Volumes) -> str | None:
 
 
 def _is_mountable(path: str | None) -> TypeGuard[str]:
-    """Return whether a volume can be mounted at `path`."""
+    """Return whether `path` is a folder at which pods can mount a volume."""
     return path is not None and is_folder(path) and not _is_reserved(path)
 
 
 def _node_path(path: str, volumes: Volumes) -> str | None:
-    """Return the node's folder that pods see at `path`; None for a claim or a wrong path."""
+    """Return the node's folder that pods see at `path`; None if a claim is mounted there, or if a path is wrong."""
     index = volume_of(path, volumes)
     host_path = None if index is None else volumes[index].get("host_path")
     if index is None or host_path is None or not (is_folder(path) and is_folder(host_path)):
