@@ -7,7 +7,7 @@ import pytest
 
 from planner.spec.kv_cache import KvDiskSpec
 from stacks.doctor.probe_checks import probe_findings, probe_summary
-from stacks.doctor.probing import Probe, _describe_running, _probe_manifests, _planned_nodes, _read_results
+from stacks.doctor.probing import Probe, _describe_running, _planned_nodes, _probe_manifests, _read_results
 from tests.stacks.doctor.clusters import changed_pods, demo_needs
 
 NODES = ("node-0", "node-1", "node-2", "node-3")
