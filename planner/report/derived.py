@@ -304,14 +304,14 @@ def _fewest_units_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:
 
 
 def _recovery_fields(plan: Plan, phase: Phase) -> Iterator[tuple[Any, ...]]:
-    """Yield rows' fields: the minutes in which a unit recovers on a spare, and an idle node that could be a spare."""
+    """Yield (name, value, ...) of rows on recovery: minutes to recover on a spare node, and advice to add a spare."""
     if spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations):
         yield "recovery_minutes", ceil(recovery_s(plan.spec) / MINUTE_S), "minutes", "assumed"
     yield "offered_spare", suggest_spare(plan.spec, plan.units, phase) or None
 
 
 def _map_rows(plan: Plan) -> Iterator[Row]:
-    """Yield rows on how even each phase's expert map is, and on what units read if their map has changed."""
+    """Yield rows on how even each phase's expert map is, and on what units read from storage if the map changed."""
     loads: Provenance = "spec" if plan.spec.expert_load.file else "assumed"
     for phase, balance in (plan.balance or {}).items():
         section, each, moves = f"balance.{phase}", plan.expert_maps[balance.expert_map], balance.moves
@@ -344,7 +344,7 @@ def _memory_rows(plan: Plan) -> Iterator[Row]:
 
 
 def _kept_kv_fields(plan: Plan, phase: Phase) -> Iterator[tuple[str, float, str]]:
-    """Yield the fields of rows with the dollars a day that kept KV saves, and that its loss would cost.
+    """Yield (name, value, unit) of rows on kept KV: the dollars a day it saves, and those its loss would cost.
 
     A node's price is that of the nodes of `phase`.
     """

@@ -276,5 +276,5 @@ def _blockers_sentence(report: Report) -> str:
 
 
 def _rule_ids(problems: Sequence[Row]) -> str:
-    """Return the ids of the rules in the names of refusals or warnings, such as `[S401] [S733]`."""
+    """Return the rule ids of refusals or warnings as text, such as `[S401] [S733]`; each id once."""
     return " ".join(dict.fromkeys(f"[{row.name.split()[0]}]" for row in problems))

@@ -46,7 +46,7 @@ class DerivedDay:
 
     @property
     def binding(self) -> Phase:
-        """The phase with the largest part of the lower bound."""
+        """The phase that takes most of the lower bound on serving nodes."""
         return max(self.bounds, key=lambda phase: self.bounds[phase])
 
 
@@ -74,7 +74,7 @@ def derive_days(
 
 
 def demand_from_units(profile: Sequence[float], units: float, capacity: float | None = None) -> tuple[float, ...]:
-    """Return each profile entry's demand in units, `[entries]`, if an entry as large as `capacity` takes `units`.
+    """Return each profile entry's demand, as a number of units, `[entries]`; an entry of `capacity` takes `units`.
 
     `capacity` defaults to the largest entry, which must be above 0.
     """
@@ -83,7 +83,7 @@ def demand_from_units(profile: Sequence[float], units: float, capacity: float | 
 
 
 def demand_from_rate(profile: Sequence[float], tokens_per_day: float, tokens_per_s: float) -> tuple[float, ...]:
-    """Return each profile entry's demand in units, `[entries]`, if one unit serves `tokens_per_s`.
+    """Return each profile entry's demand, as a number of units, `[entries]`; one unit serves `tokens_per_s`.
 
     The `tokens_per_day` are spread over the entries in proportion to `profile`.
     """
@@ -113,7 +113,7 @@ def _switching(schedule: ScheduleSpec, slot_minutes: int) -> Switching:
 def _units_needed(schedule: ScheduleSpec, phase: Phase, demands: Sequence[float], num_slots: int) -> list[int]:
     """Return how many units of `phase` each slot needs, `[num_slots]`.
 
-    `demands` is each profile entry's demand in units.
+    `demands` is each profile entry's demand, as a number of units that need not be whole.
     """
     floor, capacity = schedule.min_units.of(phase), 1 + schedule.headroom
     entries = [round_up_units(units * capacity, floor) for units in demands]

@@ -107,7 +107,8 @@ def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching)
 def _best_from_peak(needed: Sequence[int], start_age: int, switching: Switching) -> tuple[float, list[int]] | None:
     """Return (unit-slots, number of units on in each slot) of the best day that begins at the peak slot.
 
-    In the first slot the number of units has the age `start_age`. Returns None if no day leads back to that age.
+    In the first slot the number of units has the age `start_age`: the slots since it last changed. Returns None if
+    no day leads back to that age.
     """
     import numpy as np  # as above
 

@@ -83,7 +83,7 @@ class Timetable:
 
     @property
     def all_steps(self) -> tuple[Step, ...]:
-        """The states of all days."""
+        """The states of ordinary days, followed by those of the other days."""
         return (*self.steps, *(step for other in self.other_days for step in other.steps))
 
     @property

@@ -140,7 +140,7 @@ def lower_unit_floor(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def whole_node_units(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield changes to units of a whole node instead of several smaller units on it; then to more nodes."""
+    """Yield changes from several units on a node to one that fills it, then a change to more nodes."""
     lacking = node_increase(spec)
     yield [*merged_units(spec), *([lacking] if lacking else [])]
 

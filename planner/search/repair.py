@@ -85,7 +85,7 @@ def offer_changes(refusals: Sequence[Finding], candidate: Candidate, original: R
 
 
 def _start_search(refusals: Sequence[Finding], candidate: Candidate, original: ResolvedSpec) -> "_Search":
-    """Return a search from the candidate with decided operating points reset to `auto` and missing nodes added.
+    """Return a search that starts from `candidate`, with decided operating points `auto` again and missing nodes added.
 
     Decided numbers of units are set to 1. Raises Unknown if the resulting spec breaks rules.
     """
@@ -179,9 +179,10 @@ class _Search:
                 yield {**new, **self.extra_nodes, **new}
 
     def _joint_changes(self, relaxations: Sequence[Relaxation], share: float) -> Iterator[Change]:
-        """Yield one change that gives several short phases enough KV, joined from the first change for each of them.
+        """Yield one change that gives enough KV to several phases that lack it: the first successes for each, joined.
 
-        `share` is as in `_feasible_changes`. Nothing is yielded unless the joint change makes the whole spec feasible.
+        `share` is as in `_feasible_changes`. Nothing is yielded unless the joint change makes the whole spec
+        feasible.
         """
         changes: dict[str, Any] = {}
         for phase in self.short if len(self.short) > 1 else ():

@@ -263,7 +263,7 @@ class _Reader:
         self.refused += [(path, each) for each in self.error(place, rule, reason, fix).findings]
 
     def error(self, place: Position, rule: str, reason: str, fix: str) -> SpecError:
-        """Return an error with one finding at `place`, with which the reading can end."""
+        """Return a SpecError with one finding at `place` in the file. The caller raises it."""
         return SpecError([Finding("", None, rule, reason, fix).at(self.file, *place)])
 
 

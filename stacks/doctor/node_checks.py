@@ -142,7 +142,7 @@ def _blocking_taints(node: Manifest, pod_set: PodSet) -> list[str]:
 
 
 def _find_shortages(place: PlannedNode, node: Manifest) -> Iterator[Finding]:
-    """Yield a finding for each resource of which the node lacks enough for the pod, even if it were empty."""
+    """Yield a finding for each resource of which the node lacks enough for the pod, even without any other pods."""
     status = node.get("status") or {}
     allocatable, capacity = amounts(status.get("allocatable")), amounts(status.get("capacity"))
     for resource, wanted in place.pod_set.requests.items():
@@ -165,7 +165,7 @@ def _find_shortages(place: PlannedNode, node: Manifest) -> Iterator[Finding]:
 
 
 def _find_occupied(place: PlannedNode, node: Manifest, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield a finding for each resource that would suffice if other pods did not hold part of it."""
+    """Yield a finding for each resource of which the node has enough for the pod, but others hold too much."""
     offered = amounts((node.get("status") or {}).get("allocatable"))
     holders = _foreign_pods(node, place.pod_set, needs, facts)
     held = sum_amounts(pod_requests(each["spec"]) for each in holders)

@@ -87,7 +87,7 @@ def try_disk(folder: str, seconds: float) -> "dict[str, float | str]":
 
 
 def _links_nameless(folder: str, name: str) -> bool:
-    """Return whether a file created without a name (O_TMPFILE) can be given one in `folder`, which ranks rely on.
+    """Return whether a file created without a name (O_TMPFILE) can later be given one in `folder`, as ranks do.
 
     Raises OSError if the folder cannot be opened.
     """

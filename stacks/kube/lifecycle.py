@@ -314,6 +314,6 @@ def _require_unshared(api: Api, reference: Reference, plan: str | None) -> None:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Return whether one of two paths is the other, or leads to it."""
+    """Return whether two paths of fields are equal, or one of them lies below the other."""
     shorter, longer = sorted((one, other), key=len)
     return longer == shorter or (longer.startswith(shorter) and longer[len(shorter)] in ".[")

@@ -108,7 +108,10 @@ def delete(api: Api, manifests: Manifests, patience: Patience, kept_uids: Collec
 def _store_one(
     api: Api, before: Manifest | None, manifest: Manifest, patience: Patience, *, waits: bool, adopts: bool
 ) -> StoredObject:
-    """Create an object, or update the one made from `before`. If immutable fields change, delete that one first."""
+    """Create the object of `manifest`, or update the one made from `before`, and return it as stored.
+
+    If immutable fields change, the old object is deleted first, and a new one created.
+    """
     if before is None:
         return lifecycle.create(api, manifest, patience, waits=waits, adopts=adopts)
     if lifecycle.find_frozen_changes(api, manifest, list(differences(before, manifest))):

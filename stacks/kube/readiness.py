@@ -39,7 +39,7 @@ def missing(live: Manifest) -> str | None:
 
 
 def is_awaited(manifest: Manifest) -> bool:
-    """Return whether objects of this kind are waited for: they run pods."""
+    """Return whether such an object runs pods, so that one can wait until it is ready."""
     return _kind(manifest) in MISSING
 
 

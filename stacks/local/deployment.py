@@ -225,7 +225,7 @@ def stop(folder: RunFolder) -> None:
 
 
 def _first_record(plan: Plan, layout: Layout, keys: Path | None, day: DayRecord | None) -> Record:
-    """Return the first record: all units are starting or, for a played day, those that the day begins with."""
+    """Return a deployment's first record. In a played day the first units of the day start, otherwise all units."""
     first = [unit.name for unit in plan.units] if day is None else day.first_units
     units = tuple(
         UnitRecord(

@@ -82,7 +82,7 @@ def check(values: Mapping[str, Any]) -> list[Failure]:
 
 
 def _parse_json(given: Any) -> Any:
-    """Return the value of a JSON text; any other value, and other text, as it is."""
+    """Return the value of `given` if it is JSON text, else `given` itself."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except json.JSONDecodeError:
