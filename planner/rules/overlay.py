@@ -20,28 +20,28 @@ from planner.spec.strategic_merge import DIRECTIVE, DIRECTIVES, JSON_MERGE, POD_
 
 PLANNED = "as planned"
 LAUNCH_FOLDER = names.MOUNTED[0]
-Picture = dict[str, Any]
+PlannedFields = dict[str, Any]  # the fields that the plan decides: PLANNED in place of their values
 # These identify an object, or block its deletion: an apply or a delete would wait for ever.
-METADATA: Picture = {
+METADATA: PlannedFields = {
     **dict.fromkeys(("name", "namespace", "generateName", "deletionTimestamp"), PLANNED),
     **dict.fromkeys(("finalizers", "ownerReferences"), PLANNED),
     "labels": dict.fromkeys(names.labels("", "", "", "decode"), PLANNED),
     "annotations": dict.fromkeys(map(names.digest_annotation, ("launch", "unit", "expert-map")), PLANNED),
 }
-CONTAINER: Picture = {
+CONTAINER: PlannedFields = {
     "env": [{"name": each, "value": PLANNED, "valueFrom": PLANNED} for each in names.CONTAINER_VARIABLES],
     "resources": {"limits": {}, "requests": {}},  # a patch may add to them, but not remove them
     "volumeMounts": [
         {"mountPath": LAUNCH_FOLDER, **dict.fromkeys(("name", "subPath", "subPathExpr", "readOnly"), PLANNED)}
     ],
 }
-POD_SPEC: Picture = {
+POD_SPEC: PlannedFields = {
     **dict.fromkeys(("nodeName", "restartPolicy", "activeDeadlineSeconds"), PLANNED),
     "containers": [{"name": each, **CONTAINER} for each in names.POD_CONTAINERS],
     "initContainers": [{"name": each, **CONTAINER} for each in names.POD_CONTAINERS],
     "volumes": [{"name": "launch", "projected": PLANNED}],
 }
-POD: Picture = {"metadata": METADATA, "spec": POD_SPEC}
+POD: PlannedFields = {"metadata": METADATA, "spec": POD_SPEC}
 # Units run on their planned nodes, never two on the same node.
 REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": PLANNED}
 UNIT_POD = POD | {"spec": POD_SPEC | {"affinity": {"nodeAffinity": REQUIRED, "podAntiAffinity": REQUIRED}}}
@@ -49,9 +49,9 @@ WORKLOAD_FIELDS = ("replicas", "selector", "startupPolicy", "podManagementPolicy
 OTHER_FIELDS = ("minAvailable", "maxUnavailable", "channel", "secretName", "uris")
 SERVICE_FIELDS = ("externalName", "clusterIP", "clusterIPs", "publishNotReadyAddresses")
 OBJECT_SPEC = dict.fromkeys((*WORKLOAD_FIELDS, *OTHER_FIELDS, *SERVICE_FIELDS), PLANNED)
-OBJECT: Picture = {**dict.fromkeys(("apiVersion", "kind", "status"), PLANNED), "metadata": METADATA}
+OBJECT: PlannedFields = {**dict.fromkeys(("apiVersion", "kind", "status"), PLANNED), "metadata": METADATA}
 GROUP = {**dict.fromkeys(("size", "leaderTemplate", "restartPolicy"), PLANNED), "workerTemplate": UNIT_POD}
-SPECS_BY_KIND: Mapping[str, Picture] = {
+SPECS_BY_KIND: Mapping[str, PlannedFields] = {
     "LeaderWorkerSet": {"leaderWorkerTemplate": GROUP},
     "StatefulSet": {"template": UNIT_POD},
     "Deployment": {"template": POD},
@@ -77,8 +77,10 @@ def object_patches_keep_plan(c: ValidValues) -> Iterator[Finding]:
     for index, each in enumerate(objects):
         kind, patch = each.get("kind"), each.get("patch")
         if isinstance(kind, str) and isinstance(patch, dict):
-            picture = OBJECT | {"spec": OBJECT_SPEC | SPECS_BY_KIND.get(kind, {})}
-            yield from _check_patch(f"kubernetes.overlay.objects.{index}.patch", patch, picture, keys_of_kind(kind))
+            planned_fields = OBJECT | {"spec": OBJECT_SPEC | SPECS_BY_KIND.get(kind, {})}
+            yield from _check_patch(
+                f"kubernetes.overlay.objects.{index}.patch", patch, planned_fields, keys_of_kind(kind)
+            )
 
 
 def patched_objects_exist(c: ValidValues, item: str) -> Iterator[Finding]:
@@ -118,10 +120,10 @@ def _rendered_names(c: ValidValues) -> Mapping[str, Sequence[str]]:
 
 
 def _check_patch(
-    where: str, patch: Mapping[str, Any], picture: Mapping[str, Any], keys: MergeKeys
+    where: str, patch: Mapping[str, Any], planned_fields: Mapping[str, Any], keys: MergeKeys
 ) -> Iterator[Finding]:
-    """Yield a finding for each part of a patch that changes a value planned in `picture`, or that cannot be merged."""
-    for place in _find_planned_changes(picture, patch, keys):
+    """Yield a finding for each part of a patch that changes one of `planned_fields`, or that cannot be merged."""
+    for place in _find_planned_changes(planned_fields, patch, keys):
         field = next((each for each in reversed(place) if not each.isdecimal()), where.rpartition(".")[2])
         reason = REPLACED if keys is JSON_MERGE and field in POD_KEYS else DECIDED
         yield Finding(".".join((where, *place)), None, f"S460 must leave {field} alone", reason, removal())
@@ -132,17 +134,17 @@ def _check_patch(
         yield from _find_unmergeable(where, patch, "", keys)
 
 
-def _find_planned_changes(picture: Any, patch: Any, keys: MergeKeys, field: str = "") -> Iterator[Place]:
-    """Yield the path, as keys, to each part of `patch` that changes or removes a value planned in `picture`."""
-    if isinstance(picture, dict) and isinstance(patch, dict) and (DIRECTIVE not in patch or keys is JSON_MERGE):
-        for key in (each for each in patch if each in picture):
-            yield from ((key, *below) for below in _find_planned_changes(picture[key], patch[key], keys, key))
-    elif isinstance(picture, list) and isinstance(patch, list) and keys is not JSON_MERGE:
+def _find_planned_changes(planned_fields: Any, patch: Any, keys: MergeKeys, field: str = "") -> Iterator[Place]:
+    """Yield the path, as keys, to each part of `patch` that changes or removes one of `planned_fields`."""
+    if isinstance(planned_fields, dict) and isinstance(patch, dict) and (DIRECTIVE not in patch or keys is JSON_MERGE):
+        for key in (each for each in patch if each in planned_fields):
+            yield from ((key, *below) for below in _find_planned_changes(planned_fields[key], patch[key], keys, key))
+    elif isinstance(planned_fields, list) and isinstance(patch, list) and keys is not JSON_MERGE:
         key = keys[field]
         for index, item in enumerate(patch):
             if item == {DIRECTIVE: "replace"}:
                 yield (str(index),)
-            for planned in picture if isinstance(item, dict) else ():
+            for planned in planned_fields if isinstance(item, dict) else ():
                 if item.get(key) == planned[key]:
                     rest = {each: below for each, below in planned.items() if each != key}
                     yield from ((str(index), *below) for below in _find_planned_changes(rest, item, keys))
