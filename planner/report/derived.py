@@ -195,7 +195,7 @@ def _fullest_stretches(load: Demand) -> list[tuple[int, int]]:
 
 
 def _say_fullest(stretches: Sequence[tuple[int, int]]) -> str:
-    """Return the times of stretches (first minute, minutes) as text, such as `12:00, 20:00` or `12:00 and 3 h more`."""
+    """Return the times of stretches (first minute, minutes) as text: `12:00, 20:00`; if many, `12:00 and 3 h more`."""
     if len(stretches) <= FEW_TIMES:
         return ", ".join(hh_mm(start) for start, _ in stretches)
     hours = sum(minutes for _, minutes in stretches[1:]) / HOUR_MINUTES
@@ -245,7 +245,7 @@ def _verdict(promise: Promise) -> str:
 
 
 def _failure_rows(plan: Plan) -> Iterator[Row]:
-    """Yield rows on each phase's loss by one failure, the worst loss with most and fewest units on, and the repair."""
+    """Yield rows on failures: the share of units that each stops, the worst with most and fewest units on, repair."""
     if (coverage := plan.spec.coverage) != "none":
         yield from make_rows("failures", ("coverage", f"every expert survives the loss of one {coverage}"))
     for phase, losses in (plan.failures or {}).items():

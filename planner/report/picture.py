@@ -156,7 +156,10 @@ class Sheet:
         return axes
 
     def saved(self, form: str, title: str) -> bytes:
-        """Return the picture's bytes in the format `form`. Now that its height is known, each thing gets its place."""
+        """Return the picture's bytes in the format `form`.
+
+        Only now is its height known, so all things are placed now.
+        """
         height = self.down + SMALL / POINTS_PER_INCH
         self.figure.set_size_inches(self.width, height)
         for thing, (left, down, *size) in self._drawn:

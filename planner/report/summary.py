@@ -208,7 +208,7 @@ def _latency_caveats(report: Report, phase: str, name: str) -> str:
 
 
 def _failure_sentence(report: Report) -> str:
-    """Return the sentence on what the worst single failure stops, with fewest and with all units on, and how long."""
+    """Return the sentence on the worst single failure: what it stops, with fewest and all units on, and how long."""
     order = ("most", "fewest") if _lacks_controller(report) else ("fewest", "most")
     whens = [when for when in order if report.find(f"failure.{when}", "domain")]
     if not whens:

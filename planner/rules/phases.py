@@ -251,7 +251,7 @@ def _allowed_ep_sizes(
 def _fits_kv(plan: MemoryPlan, section: PhaseSpec) -> bool:
     """Return whether KV memory holds `max_requests` requests at `USUAL_SHARE` of full length.
 
-    If `max_kv_tokens` is less than these take, it is enough.
+    It never needs to hold more than `max_kv_tokens`, if the spec gives that.
     """
     usual = USUAL_SHARE * section.max_requests * in_pages(plan.max_request_tokens)
     return plan.kv_tokens >= min(usual, section.max_kv_tokens or usual)

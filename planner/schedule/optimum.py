@@ -152,7 +152,7 @@ def _least_costs(
 def _switch_costs(top: int, switching: Switching) -> "Costs":
     """Return the cost `[from, to]` of each change of the number of units, in units times time slots.
 
-    The diagonal is infinite, because `_least_costs` treats a number that stays apart.
+    The diagonal is infinite, because `_least_costs` has another formula for a number that does not change.
     """
     import numpy as np  # as above
 

@@ -177,7 +177,10 @@ class ScheduleSpec(Section):
 
 
 def weeks_of(schedule: ScheduleSpec) -> Iterator[tuple[Sequence[WindowSpec], ...]]:
-    """Yield sequences of days that repeat, as windows: ordinary days alone, and the week around each special day."""
+    """Yield sequences of days that repeat: ordinary days alone, and the week around each special day.
+
+    A sequence has the windows of each of its days.
+    """
     yield (schedule.windows,)
     others = [other.days for other in schedule.other_days]
     for day in (day for days in others for day in days):

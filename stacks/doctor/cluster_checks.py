@@ -48,7 +48,7 @@ def kinds(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def definition(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield a finding if the cluster's definition of our own kind lacks fields that this version of Tidemill writes.
+    """Yield a finding if the cluster's CRD of TidemillDeployment lacks fields that this version of Tidemill writes.
 
     If it lacks a field that the plan's object has, `up` fails. If it lacks another field, the server drops what the
     controller writes to that field.
@@ -88,6 +88,6 @@ def _missing_definition_fields(facts: ClusterFacts) -> list[str]:
 
 
 def _is_undeclared(refused: Refusal) -> bool:
-    """Return whether an object of our own kind was refused because its definition in the cluster lacks a field."""
+    """Return whether a TidemillDeployment was refused because its CRD in the cluster lacks a field."""
     is_ours = refused.object.startswith(f"{DEPLOYMENT_KIND} ")
     return is_ours and isinstance(refused.error, RefusedError) and UNDECLARED in refused.error.server_message

@@ -43,7 +43,10 @@ def suggest_correction(
 
 
 def _split_path(field: str) -> Iterator[str]:
-    """Yield the steps of a field's path: a key as it is, but an index or a selector with its opening bracket."""
+    """Yield the steps of a field's path: `spec`, `ports`, `[0` for `spec.ports[0]`.
+
+    An index or a selector keeps its opening bracket.
+    """
     for found in STEP.finditer(field):
         yield f"[{found[1]}" if found[1] is not None else found[2]
 

@@ -1,4 +1,4 @@
-"""Compares the definition of our own kind in the cluster with the one of this version. Pure.
+"""Compares the CRD of TidemillDeployment in the cluster with the one of this version. Pure.
 
 An API server stores only fields that the kind's schema has. Others it refuses or, in a status, drops without a word: a
 controller of this version would then lose what it has written.

@@ -83,7 +83,7 @@ def _try_list(
 
 
 def _read_definition(api: Api, failures: list[ReadFailure], served: Iterable[Kind]) -> Manifest | None:
-    """Return the CRD of our own kind; None if the plan has no object of that kind, or if the CRD cannot be read."""
+    """Return the CRD of TidemillDeployment; None if the plan has no such object, or if the CRD cannot be read."""
     if all(kind != DEPLOYMENT_KIND for _, kind in served):
         return None
     return _try_read(failures, str(DEFINITION), lambda: api.get(DEFINITION))

@@ -96,7 +96,7 @@ class ForeignError(ProviderError):
     """The object's name is taken by an object that Tidemill did not make."""
 
     def __init__(self, reference: Reference, managers: Sequence[str], *, is_the_plans: bool = False) -> None:
-        """Name the object and its field managers.
+        """Build a message that names the object and the managers of its fields.
 
         `is_the_plans`: the object has the plan's label, as objects applied from a rendered folder do.
         """

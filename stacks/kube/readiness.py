@@ -49,7 +49,10 @@ def is_off(live: Manifest) -> bool:
 
 
 def _deployment(live: Manifest) -> str | None:
-    """Return what a Deployment lacks: every replica updated and available, and no old one left. None if nothing."""
+    """Return what a Deployment lacks to be ready: every replica updated and available, no old one left.
+
+    None if nothing.
+    """
     old = _count(live, "replicas") - _count(live, "updatedReplicas")
     return (
         _unseen_spec(live)

@@ -155,9 +155,9 @@ class RunFolder:
         return record if self.supervisor in (None, record.supervisor) else None
 
     def _with_epoch(self, unit: UnitRecord) -> UnitRecord:
-        """Return the unit's record with the epoch in the document that its first rank wrote.
+        """Return the unit's record with the epoch of its expert map, which its first rank writes to a document.
 
-        Without one, it is unchanged.
+        Without that document the record is unchanged.
         """
         if unit.state == "ended":
             return unit  # the next `up` begins in epoch 0

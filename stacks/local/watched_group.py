@@ -86,7 +86,10 @@ class WatchedGroup:
         return self.group.find_first_failure()
 
     def _has_hung(self, *, hangs: bool = False) -> bool:
-        """Return whether a process of the group has hung or been suspended for `HANGS_S`. `hangs`: one hangs now."""
+        """Return whether a process of the group has hung or been suspended for `HANGS_S`.
+
+        `hangs` says that one hangs now.
+        """
         now = time.monotonic()
         self.hangs_since = (self.hangs_since or now) if hangs or self.group.is_stopped() else None
         return self.hangs_since is not None and now - self.hangs_since >= HANGS_S

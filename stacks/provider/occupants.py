@@ -42,7 +42,7 @@ def find_new(old: ListInputs, listed: ListInputs) -> set[Reference]:
 
 
 def find_naming_mistakes(values: ListInputs, token: str) -> list[tuple[str, str]]:
-    """Return (property, reason) for each mistake in a list of either type."""
+    """Return (property, reason) for each mistake in the inputs of a list of type `token`, Occupants or Arrivals."""
     if token == ARRIVALS:
         return [] if isinstance(values.get("names"), list) else [("names", "names must be a list of names")]
     objects = values.get("objects")

@@ -134,7 +134,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def DiffConfig(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
         """Return the changes of the configuration.
 
-        None replaces: renaming a context must not delete what runs there.
+        No change replaces the provider: renaming a context must not delete what runs there.
         """
         return _diff_response(
             Changes(list(differences(decode_struct(request.old_inputs), decode_struct(request.news))))
