@@ -48,9 +48,7 @@ class ClusterFacts:
     pods: tuple[Manifest, ...] | None = ()  # of all namespaces, those that have not ended
     quotas: tuple[Manifest, ...] | None = ()  # of the plan's namespace
     storage_classes: tuple[Manifest, ...] | None = ()
-    definition: Manifest | None = (
-        None  # the CRD of TidemillDeployment; None if the plan does not need it, or it was not seen
-    )
+    definition: Manifest | None = None  # the CRD of TidemillDeployment; None if it is not needed, or was not seen
     # Without objects that the user may not read; None for an object that does not exist.
     required_objects: Mapping[RequiredObject, Manifest | None] = field(default_factory=dict)
     # (apiVersion, kind) -> the versions in which the cluster serves its group
