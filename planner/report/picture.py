@@ -230,7 +230,7 @@ def _draw_figure(panel: Panel, figure: Shown | None, beside: Shown | None) -> No
     elif isinstance(figure, Steps):
         _draw_steps(panel, figure, axis_ticks(figure, other))
     elif figure is None:
-        panel.sheet.text(panel.left, panel.sheet.down + LINE / 2, "not known", colour="soft")
+        panel.sheet.text(panel.left, panel.sheet.down + LINE / 2, "nothing to show", colour="soft")
         panel.sheet.down += 2 * LINE
 
 

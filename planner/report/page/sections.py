@@ -1,5 +1,6 @@
 """The sections of a plan's page, each with its figures of the plan and of the plan before a change."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -52,6 +53,14 @@ def sections_of(plan: Plan, before: Plan | None) -> Iterator[Section]:
 
 
 def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Figure | None, Figure | None]]:
-    """Return pairs of a section's figures, (`before`'s, `plan`'s). Either may be missing."""
-    old, new = (list(show(each, Report(each.report))) if each and each.report else [] for each in (before, plan))
-    return list(zip_longest(old, new))
+    """Return pairs of a section's figures, (`before`'s, `plan`'s), of the same subject. Either may be missing."""
+    old, new = (_by_subject(show, each) for each in (before, plan))
+    return [pair for subject in {**new, **old} for pair in zip_longest(old.get(subject, ()), new.get(subject, ()))]
+
+
+def _by_subject(show: Show, plan: Plan | None) -> dict[str, list[Figure]]:
+    """Return a plan's figures by what their titles begin with: `prefill` of `prefill: the fullest GPU of each layer`."""
+    found: dict[str, list[Figure]] = {}
+    for figure in show(plan, Report(plan.report)) if plan and plan.report else ():
+        found.setdefault(re.split("[:,]", figure.title)[0], []).append(figure)
+    return found

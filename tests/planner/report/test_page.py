@@ -18,6 +18,7 @@ from planner.report.page.figures import Bar, Bars, Line, Segment, Steps, Table, 
 from planner.report.page.nodes import show_nodes
 from planner.report.page.page import plan_page
 from planner.report.page.published import show_published
+from planner.report.page.sections import sections_of
 from planner.report.report import Report, format_value
 from planner.rules.check import change_spec, check_spec
 from tests.planner.test_shipped_specs import SPECS
@@ -202,6 +203,17 @@ def test_a_change_stands_on_top_with_each_figure_beside_the_earlier_one(spec_fil
     assert "restarted</dt><dd>gateway, decode-0: max_requests" in text
     assert text.count('<p class="side">before</p>') == text.count('<p class="side">after</p>') > 0
     assert "before and after alike</p>" in text, "no unit moves"
+
+
+def test_a_figure_stands_beside_the_earlier_one_of_its_subject(shipped):
+    """Where the planner decides nothing any more, what is assumed still stands beside what was assumed."""
+    after = compile_plan(change_spec(check_spec(SPECS / "deepseek-h800.yaml"), {"decode.units": 9, "schedule": None}))
+    (why,) = (section for section in sections_of(after, shipped) if section.id == "why")
+    titles = [tuple(figure and figure.title.split(":")[0] for figure in pair) for pair in why.pairs]
+
+    assert ("Decided by the planner", None) in titles
+    assert [(old, new) for old, new in titles if None not in (old, new) and old != new] == []
+    assert ("Assumed", "Assumed") in titles
 
 
 def test_a_rendered_folder_has_no_page(spec_file, tmp_path, capsys):
