@@ -28,9 +28,7 @@ Rows = Mapping[tuple[tuple[str, ...], str], Row | None]
 
 CAPITALS = "GPU GPUs KV USD GB GB/s Gbps NVLink NIC FP4 FP8 BF16 TFLOPS EP TTFT TPOT".split()  # noqa: SIM905
 INDENT = 12  # column at which the summary's sentences begin
-MORE = (
-    "--full shows the rest: failures, links, memory by part, defaults, every unit. --unit NAME shows one unit's nodes."
-)
+MORE = "--full shows the rest: failures, memory by part, defaults, every unit. --unit NAME shows one unit's nodes."
 LISTS = {  # topics shown as lists -> their titles
     "decided": "decided",
     "assumed": "assumed",
