@@ -1,6 +1,7 @@
 """The page's figures of memory, speed, stages of a layer, money, the KV cache and reasons. Words are the report's."""
 
 from collections.abc import Iterator
+from math import fsum
 
 from planner.estimate.throughput.dimensions import Seconds
 from planner.estimate.throughput.overlap import LayerTimeline, Span, one_layer
@@ -16,7 +17,7 @@ MEMORY = {
     "buffer_bytes": "exchange buffers",
     "reserve_bytes": "reserve: CUDA graphs, libraries",
 }
-KV = {"kv_bytes": "KV cache"}
+KV = {"kv_bytes": "room for KV"}
 SPEEDS = {
     "ttft_ms": ("TTFT, mean", "ms"),
     "ttft_p99_ms": ("TTFT, 99th percentile", "ms"),
@@ -78,12 +79,24 @@ def show_memory(plan: Plan, report: Report) -> Iterator[Figure]:
             Segment(begin, end, kind, f"{title} {size}")
             for begin, end, (kind, title), size in zip(ends, ends[1:], (MEMORY | KV).items(), words, strict=False)
         ]
-        tokens = report.text(section, "kv_tokens")
-        bars.append(Bar(phase, f"{words[-1]} for KV: {tokens} tokens", segments))
-        rows.append((phase, *words, report.text(section, "gpu_bytes"), tokens))
+        tokens, whole = (report.text(section, name) for name in ("kv_tokens", "gpu_bytes"))
+        in_use = _kv_tokens_in_use(plan, phase)
+        marks = [Mark(ends[-2] + in_use / each.kv_tokens * (ends[-1] - ends[-2]), "mid")] if in_use else []
+        said = f"; {report.text(f'performance.{phase}', 'kv_share_in_use')} in use at the operating point"
+        bars.append(
+            Bar(phase, f"{words[-1]} of {whole} for KV: {tokens} tokens{said if in_use else ''}", segments, marks)
+        )
+        rows.append((phase, *words, whole, tokens))
     if bars:
         table = Table(("phase", *(MEMORY | KV).values(), "usable in all", "KV tokens that fit"), rows)
-        yield Bars("One GPU", bars, table, legend=MEMORY | KV)
+        in_use = {"mid": "KV in use at the operating point"} if any(bar.marks for bar in bars) else {}
+        yield Bars("One GPU", bars, table, legend=MEMORY | KV | in_use)
+
+
+def _kv_tokens_in_use(plan: Plan, phase: Phase) -> int:
+    """Return how many tokens' KV a GPU holds at the operating point; 0 if that is not predicted."""
+    each = (plan.performance or {}).get(phase)
+    return (each and each.kv_tokens_in_use) or 0
 
 
 def show_speed(plan: Plan, report: Report) -> Iterator[Figure]:
@@ -123,6 +136,7 @@ def show_stages(plan: Plan, _: Report) -> Iterator[Figure]:
 def _timeline(title: str, timeline: LayerTimeline) -> Bars:
     whole, exposed = timeline.seconds * US_PER_S, timeline.exposed * US_PER_S
     spans = [span for span in timeline.spans if span.lasts]
+    exchanging = fsum(span.lasts * US_PER_S for span in spans if span.track != "compute")
     tracks: dict[str, list[Segment]] = {}
     for span in sorted(spans, key=lambda each: (each.micro_batch, each.track)):
         track = f"{'compute' if span.track == 'compute' else 'exchange'} {span.micro_batch + 1}"
@@ -136,7 +150,8 @@ def _timeline(title: str, timeline: LayerTimeline) -> Bars:
         [Bar(track, "", segments) for track, segments in tracks.items()],
         Table(("stage", "micro-batch", "begins µs", "lasts µs"), rows),
         legend=STAGES,
-        note=f"A layer takes {whole:,.1f} µs, {exposed:,.1f} µs of them waiting for exchanges.",
+        note=f"A layer takes {whole:,.1f} µs, {exposed:,.1f} µs of them waiting for exchanges. "
+        f"The links between GPUs are in use for {exchanging / whole:.1%} of it.",
     )
 
 
@@ -165,7 +180,9 @@ def show_cost(plan: Plan, report: Report) -> Iterator[Figure]:
     if income is not None:
         incomes = {case.name: case.revenue_usd_per_day for case in cost.cases}
         slow, fast = (incomes.get(f"the {end} speed") or income for end in ("slowest", "fastest"))
-        words = f"{report.text('cost', 'revenue_usd_per_day')} a day at the expected speed"
+        at = [report.text(f"cost.cases.the {end} speed", "revenue_usd_per_day") for end in ("slowest", "fastest")]
+        ends = f" ({' to '.join(at)})" if all(at) else ""
+        words = f"{report.text('cost', 'revenue_usd_per_day')} a day at the expected speed{ends}"
         bars.append(Bar("income", words, [Segment(slow, fast, "range", MONEY["range"])], [Mark(income, "mid")]))
     kinds = {each.kind for bar in bars for each in bar.segments} | {each.kind for bar in bars for each in bar.marks}
     hours, worth = (report.text("cost.freed", name) for name in ("node_hours_per_day", "usd_per_day"))
@@ -224,7 +241,7 @@ def show_kv_cache(plan: Plan, report: Report) -> Iterator[Figure]:
         hit_rate = report.text("kv_cache", "hit_rate")
         trace = report.text("kv_cache", "trace")
         note = f"Hits are those of {trace}. This spec's traffic.cache_hit_rate is {hit_rate}."
-        yield Bars("Hit rate by how long blocks are kept", bars, table, note=note)
+        yield Bars("Hit rate by how long blocks are kept", bars, table, note=note, least_reach=1.0)
 
 
 def show_reasons(_: Plan, report: Report) -> Iterator[Table]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from planner.estimate.gpu_loads import GpuLoads
+from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from planner.plan.sections import Map
 from planner.report.page.figures import Area, Figure, Line, Steps, Table, by_phase
@@ -14,7 +15,7 @@ NUM_LABELS = 8
 LOAD = "load over mean"
 
 
-def show_experts(plan: Plan, _: Report) -> Iterator[Figure]:
+def show_experts(plan: Plan, report: Report) -> Iterator[Figure]:
     """Yield two figures for each phase: the fullest GPU by layer, and all GPUs of one layer.
 
     A phase on a single GPU has nothing to balance, and no figure.
@@ -22,12 +23,18 @@ def show_experts(plan: Plan, _: Report) -> Iterator[Figure]:
     for phase, balance in by_phase(plan.balance):
         expert_map = plan.expert_maps[balance.expert_map]
         if plan.phases[phase].ep_size > 1:
-            yield _by_layer(phase, expert_map, balance.gpu_loads)
+            yield _by_layer(phase, expert_map, balance.gpu_loads, _say_means(report, phase))
             if balance.gpu_loads is not None:
                 yield _by_gpu(phase, balance.gpu_loads, expert_map.bound[balance.gpu_loads.moe_layer])
 
 
-def _by_layer(phase: str, expert_map: Map, loads: GpuLoads | None) -> Steps:
+def _say_means(report: Report, phase: Phase) -> str:
+    names = ("max_over_mean", "bound", "max_over_mean_of_worst_layer")
+    mean, bound, worst = (report.text(f"balance.{phase}", name) for name in names)
+    return f"Mean of the layers {mean}, their bound {bound}; worst layer {worst}. 1 is perfectly even."
+
+
+def _by_layer(phase: Phase, expert_map: Map, loads: GpuLoads | None, note: str) -> Steps:
     after, bound, before = expert_map.max_over_mean, expert_map.bound, loads.max_in_order if loads else ()
     lines = [Line("bound", _staircase(bound))] + ([Line("before", _staircase(before))] if before else [])
     rows = [
@@ -39,13 +46,18 @@ def _by_layer(phase: str, expert_map: Map, loads: GpuLoads | None) -> Steps:
         end=WIDE * len(after),
         labels=_labels(len(after)),
         areas=[
-            Area(phase, [(WIDE * layer + GAP, WIDE * (layer + 1) - GAP, 0.0, load)], f"MoE layer {layer}: {load:.3f}")
+            Area(
+                f"load {phase}",
+                [(WIDE * layer + GAP, WIDE * (layer + 1) - GAP, 0.0, load)],
+                f"MoE layer {layer}: {load:.3f}",
+            )
             for layer, load in enumerate(after)
         ],
         lines=lines,
         table=Table(("MoE layer", "in order", "with the map", "bound"), rows),
         legend=_legend(phase, has_before=bool(before)),
         y_title=LOAD,
+        note=note,
     )
 
 
@@ -59,7 +71,13 @@ def _by_gpu(phase: str, loads: GpuLoads, bound: float) -> Steps:
         title=f"{phase}: GPUs of MoE layer {loads.moe_layer}, the fullest first",
         end=WIDE * len(mapped),
         labels=_labels(len(mapped)),
-        areas=[Area(phase, [(WIDE * place, WIDE * (place + 1), 0.0, load) for place, load in enumerate(mapped)], "")],
+        areas=[
+            Area(
+                f"load {phase}",
+                [(WIDE * place, WIDE * (place + 1), 0.0, load) for place, load in enumerate(mapped)],
+                "",
+            )
+        ],
         lines=[Line("bound", [(0, bound), (WIDE * len(mapped), bound)]), Line("before", _staircase(in_order))],
         table=Table(("rank", "in order", "with the map"), rows),
         legend=_legend(phase, has_before=True),
@@ -69,7 +87,7 @@ def _by_gpu(phase: str, loads: GpuLoads, bound: float) -> Steps:
 
 def _legend(phase: str, *, has_before: bool) -> dict[str, str]:
     before = {"before": "experts in order, without a map"} if has_before else {}
-    return {phase: "with the map", **before, "bound": "the bound that no map is below"}
+    return {f"load {phase}": "with the map", **before, "bound": "the bound that no map is below"}
 
 
 def _staircase(values: Sequence[float]) -> list[tuple[float, float]]:

@@ -74,6 +74,7 @@ class Bars:
     legend: Mapping[str, str] = field(default_factory=dict)  # kind -> words
     note: str = ""
     alike: bool = True
+    least_reach: float = 0.0  # what every line reaches at least, such as 1 for shares
     form = "bars"
 
 
@@ -163,7 +164,7 @@ def bar_reaches(figure: Bars, beside: Figure | None = None) -> list[float]:
     """Return for each bar the value at the right end of its line."""
     every = [*figure.bars, *(beside.bars if isinstance(beside, Bars) else ())]
     return [
-        max((each.reach for each in every if figure.alike or each.label == bar.label), default=0.0)
+        max(figure.least_reach, *(each.reach for each in every if figure.alike or each.label == bar.label))
         for bar in figure.bars
     ]
 

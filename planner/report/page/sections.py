@@ -59,7 +59,7 @@ def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Figure | N
 
 
 def _by_subject(show: Show, plan: Plan | None) -> dict[str, list[Figure]]:
-    """Return a plan's figures by what their titles begin with: `prefill` of `prefill: the fullest GPU of each layer`."""
+    """Return a plan's figures by what their titles begin with: `prefill` of `prefill: the fullest GPU`."""
     found: dict[str, list[Figure]] = {}
     for figure in show(plan, Report(plan.report)) if plan and plan.report else ():
         found.setdefault(re.split("[:,]", figure.title)[0], []).append(figure)

@@ -13,6 +13,7 @@ from planner.compiler import compile_plan
 from planner.facts.digest import pretty_json
 from planner.plan.plan import Plan
 from planner.plan.row import Row
+from planner.report.page.charts import show_kv_cache
 from planner.report.page.day import show_day
 from planner.report.page.figures import Bar, Bars, Line, Segment, Steps, Table, draw
 from planner.report.page.nodes import show_nodes
@@ -138,6 +139,28 @@ def test_a_timeline_waits_as_long_as_the_plan_predicts(shipped):
 
     for each in shipped.performance.values():
         assert f"µs, {each.exposed_us:,.1f} µs of them waiting" in page
+
+
+def test_words_beside_charts_say_what_the_bars_show(shipped):
+    """KV in use, the maps beside their bounds, the share of a layer in which links are busy, and the income's range."""
+    page = plan_page(shipped)
+    decode, stages = shipped.performance["decode"], shipped.performance["decode"].stages_us
+    busy = [2 * (each["dispatch"] + each["combine"]) for each in (stages, shipped.performance["prefill"].stages_us)]
+    layers = [float(each.replace(",", "")) for each in re.findall(r"A layer takes ([\d,.]+) µs", page)]
+    shares = [float(each) / 100 for each in re.findall(r"in use for ([\d.]+)% of it", page)]
+    mean = sum(shipped.expert_maps[shipped.balance["decode"].expert_map].max_over_mean) / 58
+
+    assert f"; {decode.kv_tokens_in_use / shipped.memory['decode'].kv_tokens:.1%} in use at the operating point" in page
+    assert f"Mean of the layers {mean:.3f}, their bound 1.622; worst layer 2.023." in page
+    assert shares == pytest.approx([busy[1] / layers[0], busy[0] / layers[1]], abs=0.001)
+    assert "$556,095 a day at the expected speed ($292,544 to $561,503)" in page
+
+
+def test_a_bar_of_shares_is_held_against_all(shipped):
+    """A hit rate of 36.4% does not fill its line."""
+    (found,) = show_kv_cache(shipped, Report(shipped.report))
+
+    assert draw(found).bars[-1].segments[0][1] == f"{100 * shipped.kv_cache.sizes[-1].hit_rate:.2f}%"
 
 
 def test_nodes_know_the_hours_of_their_units(shipped):
