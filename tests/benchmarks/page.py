@@ -1,10 +1,10 @@
 """How long a browser takes for a plan's page: `python -m tests.benchmarks.page`, exit 1 on a missed goal.
 
-In Debian's chromium it opens in turn the published system's page of 278 nodes, its page beside the plan before a change,
-its simulated day, and an empty page, which shows what the browser itself takes. A page is drawn when two frames have
-followed its `load` event; each chart must then have a size. Goals: the median of RUNS is under 2 s for each page, and
-no file is larger than 3 MB. CPU time, for machines that are never idle, is that of the page's own process, which parses,
-lays out, runs the script and paints, but does not compose the picture.
+In Debian's chromium it opens in turn the published system's page of 278 nodes, its page beside the plan before a
+change, its simulated day, and an empty page, which shows what the browser itself takes. A page is drawn when two frames
+have followed its `load` event; each chart must then have a size. Goals: the median of RUNS is under 2 s for each page,
+and no file is larger than 3 MB. CPU time, for machines that are never idle, is that of the page's own process, which
+parses, lays out, runs the script and paints, but does not compose the picture.
 """
 
 import os
