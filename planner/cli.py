@@ -265,10 +265,10 @@ def _plan(arguments: argparse.Namespace) -> None:
         require_writable(arguments.output)
     with show_progress(f"planning {arguments.spec}"):
         found = run_passes(spec, previous, calibration)
-    plan = found.plan
-    change = None
-    if previous and previous.runnable and plan.runnable:
-        change = compare_plans(previous, plan, judged=judge_former(previous, found))
+        plan = found.plan
+        change = None
+        if previous and previous.runnable and plan.runnable:
+            change = compare_plans(previous, plan, judged=judge_former(previous, found))
     if arguments.output:
         write_result(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
@@ -359,7 +359,7 @@ def _experts(arguments: argparse.Namespace) -> None:
         began = time.perf_counter()
         expert_map = make_map(job)
         seconds = round(time.perf_counter() - began, 6)
-    answer = make_answer(job, with_one_more_slot(job, expert_map))
+        answer = make_answer(job, with_one_more_slot(job, expert_map))
     document = answer.model_dump(mode="json")
     if arguments.output:
         write_result(arguments.output, _map_file(arguments, job, expert_map, document))

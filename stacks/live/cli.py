@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format
-from planner.command.printed import print_json, require_writable, write_result
+from planner.command.printed import print_json, require_writable, show_progress, write_result
 from planner.problems.printable import without_passwords
 
 __all__ = ["add_recorded"]
@@ -39,7 +39,8 @@ def _save_loads(arguments: argparse.Namespace) -> None:
     from stacks.live.recorded import read_recorded  # loads an HTTP client, which nothing else here needs
 
     require_writable(arguments.output)
-    found = read_recorded(arguments.urls, arguments.model)
+    with show_progress("reading loads"):
+        found = read_recorded(arguments.urls, arguments.model)
     write_result(arguments.output, json.dumps(found.loads) + "\n")
     size = {
         "layers": len(found.loads),

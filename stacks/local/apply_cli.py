@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from planner.command.options import add_command, add_format, add_spec_or_plan
-from planner.command.printed import print_json
+from planner.command.printed import print_json, show_progress
 from planner.facts import names
 from planner.facts.digest import digest_of
 from planner.facts.files import read_file
@@ -56,7 +56,8 @@ def _apply(arguments: argparse.Namespace) -> int:
     if folder is None:
         raise _unit_error(arguments.unit, nothing_runs_message(), "start it: tidemill up")
     physical_to_logical = _read_rows(arguments.map, _num_moe_layers(folder, arguments.unit))
-    ending = _switch(folder, arguments.unit, physical_to_logical)
+    with show_progress(f"switching {arguments.unit}"):
+        ending = _switch(folder, arguments.unit, physical_to_logical)
     _require_switched(folder, arguments.unit, ending)
     if arguments.format == "json":
         print_json({"unit": arguments.unit, "moves": 0, "num_bytes": 0, "seconds": 0.0} | ending)

@@ -79,8 +79,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from stacks.simulator.call import read_call  # imports NumPy, for which other commands should not wait
 
     spec = read_spec(arguments.spec, arguments.overlays)
-    call = read_call(arguments, spec)
     with show_progress("simulating") as report:
+        call = read_call(arguments, spec)
         played = call.play(spec, report)
     warn(played.warnings)
     if arguments.plot:

@@ -4,8 +4,14 @@ import os
 import pty
 import subprocess
 import sys
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
+
+from planner import cli
+from planner.experts import experts
+from planner.plan import estimated
 
 CODE = """
 import time
@@ -50,3 +56,46 @@ def test_without_a_terminal_nothing_is_shown():
     done = subprocess.run([sys.executable, "-c", CODE.replace("0.2", "0")], capture_output=True, text=True, check=True)
 
     assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """A function that notes for each later call of a function whether progress was shown: [True, True]."""
+    is_shown, noted = [False], []
+
+    @contextmanager
+    def shown(_):
+        is_shown[0] = True
+        yield lambda *_: None
+        is_shown[0] = False
+
+    def see(module, name):
+        function = getattr(module, name)
+
+        def seen_function(*arguments):
+            noted.append(is_shown[0])
+            return function(*arguments)
+
+        monkeypatch.setattr(module, name, seen_function)
+        return noted
+
+    monkeypatch.setattr(cli, "show_progress", shown)
+    return see
+
+
+def test_predictions_are_made_while_progress_is_shown(seen, spec_file, capsys):
+    """A plan's predictions may take longer than its decisions."""
+    noted = seen(estimated, "expected_sections")
+
+    assert cli.main(["plan", str(spec_file())]) == 0
+    assert noted == [True]
+
+
+def test_both_maps_are_made_while_progress_is_shown(seen, tmp_path, capsys):
+    """The map with one more slot takes as long as the one that was asked for."""
+    noted = seen(experts, "balance_windows")
+    loads = tmp_path / "loads.npy"
+    np.save(loads, np.array([[100, 1, 1, 1]]))
+
+    assert cli.main(["experts", str(loads), "--gpus", "4", "--nodes", "1"]) == 0
+    assert noted == [True, True]
