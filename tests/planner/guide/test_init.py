@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from planner.guide.first_spec import Answers, Kubernetes, Slo, Traffic, first_sp
 from planner.guide.questions import PLANNED_GPUS, QUESTIONS
 from planner.rules.check import check_spec
 from tests.docs.rooms_table import ROOT
+from tests.terminal import Terminal
 
 HAVE = ("--model", "deepseek-r1", "--gpu", "h200", "--nodes", "1")
 NUMBERS = st.sampled_from(["1", "50", "2000.5", "10e9", "608e9"])
@@ -32,8 +35,8 @@ ANSWERS = st.builds(
 )
 
 
-class Terminal(io.StringIO):
-    """A person's terminal."""
+class PlayedTerminal(io.StringIO):
+    """A stream that says it is a terminal."""
 
     def isatty(self):
         return True
@@ -42,8 +45,8 @@ class Terminal(io.StringIO):
 def answer_questions(monkeypatch, folder, *lines):
     """Call `init` on a terminal on which `lines` are typed; return its exit status and what it asked."""
     monkeypatch.chdir(folder)
-    shown = Terminal()
-    monkeypatch.setattr(sys, "stdin", Terminal("".join(f"{line}\n" for line in lines)))
+    shown = PlayedTerminal()
+    monkeypatch.setattr(sys, "stdin", PlayedTerminal("".join(f"{line}\n" for line in lines)))
     monkeypatch.setattr(sys, "stderr", shown)
     return main(["init"]), shown.getvalue()
 
@@ -110,6 +113,52 @@ def test_a_wrong_answer_is_asked_again(tmp_path, monkeypatch):
     assert asked.count("Nodes, and GPUs of each") == 2
     written = check_spec(tmp_path / "spec.yaml").written
     assert (written.cluster.gpu, written.cluster.nodes, written.kubernetes.namespace) == ("h800", 22, "chat")
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A function: what `tidemill init` shows on a real terminal until it ends, and its exit status, after answers."""
+
+    def asked(*answers):
+        command = [Path(sys.executable).parent / "tidemill", "init"]
+        with closing(Terminal(command, dict(os.environ), tmp_path)) as terminal:
+            seen = 0
+            for answer in answers:
+                seen = terminal.wait_for(b"]: ", since=seen)
+                terminal.type(f"{answer}\n".encode())
+            return terminal.end(), terminal.written.decode()
+
+    return asked
+
+
+@pytest.mark.slow
+def test_six_times_enter_on_a_terminal_lead_to_a_plan_without_warnings(asked, tmp_path):
+    """The first spec that a newcomer gets is feasible, and nothing is wrong with it."""
+    status, _ = asked(*[""] * 6)
+
+    assert status == 0
+    assert main(["plan", str(tmp_path / "spec.yaml"), "-o", str(tmp_path / "plan.json")]) == 0
+    assert json.loads((tmp_path / "plan.json").read_text())["warnings"] == []
+
+
+WRONG = {
+    "--model (deepseek-v9) must be in the catalog": ("deepseek-v9", "deepseek-r1"),
+    "--gpu (h9000) must be in the catalog": ("h9000", "h800"),
+    "--nodes (0x8) must be NODES or NODESxGPUS": ("0x8", "22x8"),
+    "--traffic (lots) must be INPUT/OUTPUT tokens of a day": ("lots", "10e9/2e9"),
+    "--slo (fast) must be TTFT/TPOT in milliseconds": ("fast", "4000/80"),
+    "--kubernetes (Chat!) must be NAMESPACE/IMAGE": ("Chat!", "chat/registry.example.com/runtime-gpu:1"),
+}
+
+
+@pytest.mark.slow
+def test_each_wrong_answer_is_asked_again_on_a_terminal(asked, tmp_path):
+    """The reason stands between the wrong answer and the same question; then the spec has the right answers."""
+    status, shown = asked(*(answer for answers in WRONG.values() for answer in answers))
+
+    assert status == 0
+    assert [reason for reason in WRONG if shown.count(reason) != 1] == []
+    assert check_spec(tmp_path / "spec.yaml").written.cluster.gpu == "h800"
 
 
 @pytest.mark.parametrize("model", MODELS)

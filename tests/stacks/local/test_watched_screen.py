@@ -1,77 +1,21 @@
 """`status --watch` on a real terminal, over the real demo."""
 
-import fcntl
-import os
-import pty
-import select
 import signal
-import struct
-import subprocess
 import termios
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import closing
 
 import pytest
 
+from tests.terminal import Terminal
+
 SHOW, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"  # of a terminal's other screen
 CURSOR = b"\x1b[?25h"
-DEADLINE_S = 60
 
 
-class Terminal:
-    """A program on a pseudo terminal of 80 x 24."""
-
-    def __init__(self, command, environment):
-        self.ours, self.theirs = pty.openpty()
-        self.resize(24, 80)
-        self.modes = termios.tcgetattr(self.theirs)
-        self.written = b""
-        self.process = subprocess.Popen(
-            command,
-            stdin=self.theirs,
-            stdout=self.theirs,
-            stderr=self.theirs,
-            env=environment | {"TERM": "xterm-256color"},
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
-
-    def resize(self, rows, columns):
-        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def wait_for(self, *texts, since=0):
-        """Read until all `texts` have been written after the position `since`; return the position reached."""
-        until = time.monotonic() + DEADLINE_S
-        while not all(text in self.written[since:] for text in texts):
-            assert time.monotonic() < until, self.written[since:]
-            if select.select([self.ours], [], [], 0.1)[0]:
-                self.written += os.read(self.ours, 2**16)
-        return len(self.written)
-
-    def type(self, keys):
-        os.write(self.ours, keys)
-
-    def end(self):
-        """The exit status; what is still written is read."""
-        while self.process.poll() is None:
-            if select.select([self.ours], [], [], 0.1)[0]:
-                self.written += os.read(self.ours, 2**16)
-        while select.select([self.ours], [], [], 0)[0]:
-            self.written += os.read(self.ours, 2**16)
-        return self.process.returncode
-
-
-@contextmanager
 def watching(demo):
-    terminal = Terminal(demo.command("status", "--watch"), demo.environment)
-    try:
-        yield terminal
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.ours)
-        os.close(terminal.theirs)
+    return closing(Terminal(demo.command("status", "--watch"), demo.environment))
 
 
 def test_a_terminal_gets_a_screen_that_follows_its_size(demo):
