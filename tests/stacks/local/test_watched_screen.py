@@ -26,7 +26,7 @@ def test_a_terminal_gets_a_screen_that_follows_its_size(demo):
         headers = {"Content-Type": "application/json"}
         urllib.request.urlopen(urllib.request.Request(f"http://{demo.host}:8000/v1/completions", body, headers)).read()
         seen = terminal.wait_for(b"TPOT", since=seen)
-        terminal.resize(12, 40)
+        terminal.resize(15, 40)
         time.sleep(1)  # what was drawn for 80 columns is read first
         seen = terminal.wait_for(b"q ends", since=len(terminal.written))
         seen = terminal.wait_for(b"decode-0", b"q ends", since=seen)
