@@ -40,6 +40,13 @@ function follow(root) {
   const when = () => (facts.states.length > 1 ? ` at ${hhmm(Number(slider.value))}` : "");
   const namesOf = (units) => units.map((unit) => facts.units[unit].short).join(", ");
 
+  // When a unit that is off is due again: that day, or the next.
+  function until(unit) {
+    const starts = facts.states.filter(([, units]) => units.includes(unit)).map(([begin]) => begin);
+    const next = starts.find((begin) => begin > Number(slider.value)) ?? starts[0];
+    return next === undefined ? "" : ` until ${hhmm(next)}`;
+  }
+
   // What traffic asks of the units that are left, as a share of the most that they make.
   function tellRest(phase, all, left) {
     if (!left) return `, and so all of ${phase}`;
@@ -59,8 +66,9 @@ function follow(root) {
       const [stop, all] = [lost.filter(inPhase).length, [...on].filter(inPhase).length];
       return `${stop} of ${all} ${phase} units${tellRest(phase, all, all - stop)}`;
     });
+    const offs = off.map((unit) => namesOf([unit]) + until(unit)).join(", ");
     const stops = lost.length ? `stops ${namesOf(lost)}: ${shares.join(" and ")}` : "stops no unit that is on";
-    line(answer, `${title} lost${when()}: ${stops}${off.length ? `; ${namesOf(off)} off` : ""}.`);
+    line(answer, `${title} lost${when()}: ${stops}${off.length ? `; off: ${offs}` : ""}.`);
   }
   function tellUnit(unit) {
     const { name, short, phase, nodes } = facts.units[unit];

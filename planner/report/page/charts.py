@@ -240,7 +240,10 @@ def show_kv_cache(plan: Plan, report: Report) -> Iterator[Figure]:
         table = Table(("kept after last use", "hit rate", "bytes a node", "bytes in all", "nodes saved"), rows)
         hit_rate = report.text("kv_cache", "hit_rate")
         trace = report.text("kv_cache", "trace")
-        note = f"Hits are those of {trace}. This spec's traffic.cache_hit_rate is {hit_rate}."
+        reads, writes = (report.text("kv_cache", f"{kind}_bytes_per_s_per_node") for kind in ("read", "write"))
+        note = f"Hits are those of {trace}. This spec's traffic.cache_hit_rate is {hit_rate}." + (
+            f" In the busiest hour a node then reads {reads} and writes {writes}." if reads and writes else ""
+        )
         yield Bars("Hit rate by how long blocks are kept", bars, table, note=note, least_reach=1.0)
 
 

@@ -30,7 +30,7 @@ FIGURES: Mapping[str, tuple[str, Show]] = {
 }
 OF_THE_DAY = {"day", "cost"}
 NODES_INTRO = "Each square is a node. Nodes of a rack stand together, where the spec names racks."
-AS_SCHEDULED = "This is the day as scheduled. Without kubernetes.controller all units stay on."
+AS_SCHEDULED = "This is the day as scheduled. kubernetes.controller is not set, so in fact all units stay on."
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,10 @@ class Section:
 
 def sections_of(plan: Plan, before: Plan | None) -> Iterator[Section]:
     """Yield the sections that have figures, in the page's order."""
-    yield Section("nodes", "Nodes", NODES_INTRO, [(show_nodes(before) if before else None, show_nodes(plan))])
-    as_scheduled = AS_SCHEDULED if plan.switches_units and not plan.kubernetes.controller else ""
+    stays_on = any(each.switches_units and not each.kubernetes.controller for each in (before, plan) if each)
+    as_scheduled = AS_SCHEDULED if stays_on else ""
+    nodes = (show_nodes(before) if before else None, show_nodes(plan))
+    yield Section("nodes", "Nodes", f"{NODES_INTRO} {as_scheduled}".strip(), [nodes])
     for key, (title, show) in FIGURES.items():
         if pairs := _pairs(show, plan, before):
             yield Section(key, title, as_scheduled if key in OF_THE_DAY else "", pairs)

@@ -57,12 +57,6 @@ class _Reader(HTMLParser):
             self.cells[self._section][-1] += text
 
 
-@pytest.fixture(scope="module")
-def shipped():
-    """The plan of the published day."""
-    return compile_plan(check_spec(SPECS / "deepseek-h800.yaml"))
-
-
 def test_every_figure_of_the_plan_is_on_the_page(shipped):
     """The last table has each row of the JSON's report, in its order and with its value."""
     rows = [Row(**row) for row in json.loads(pretty_json(shipped.as_json()))["report"]]

@@ -7,7 +7,7 @@ import pytest
 from planner.compiler import compile_plan
 from planner.report.page.page import plan_page
 from planner.rules.check import change_spec, check_spec
-from tests.browser import assert_drawn, launched_chromium, opened_page
+from tests.browser import assert_drawn, opened_page
 from tests.planner.test_shipped_specs import SPECS
 
 pytestmark = pytest.mark.slow
@@ -16,31 +16,18 @@ VIEWS = [(1400, "light"), (1400, "dark"), (420, "light"), (420, "dark")]
 
 
 @pytest.fixture(scope="module")
-def browser():
-    """Chromium without a window."""
-    with launched_chromium() as chromium:
-        yield chromium
-
-
-@pytest.fixture(scope="module")
-def plan():
-    """The plan of the published day."""
-    return compile_plan(check_spec(SPECS / "deepseek-h800.yaml"))
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory, plan):
+def files(tmp_path_factory, shipped):
     """Files of the published day's page, of a change of it beside it, and of a small day with all that a page has."""
     folder = tmp_path_factory.mktemp("pages")
     spec = check_spec(SPECS / "deepseek-h800.yaml")
-    fewer = compile_plan(change_spec(spec, {"slo.tpot_ms": 50, "schedule": None, "decode.units": 8}), plan)
+    fewer = compile_plan(change_spec(spec, {"slo.tpot_ms": 50, "schedule": None, "decode.units": 8}), shipped)
     windows = [{"at": f"{8 * number:02}:00", "prefill_units": number, "decode_units": 1} for number in (1, 2)]
     small = {"cluster.nodes": 27, "traffic.input_tokens": 40e9, "traffic.output_tokens": 20e9, "slo.tpot_ms": 50}
     small_plan = compile_plan(change_spec(spec, small | {"schedule.windows": windows}))
     pages = {
         "small": plan_page(small_plan),
-        "plan": plan_page(plan),
-        "change": plan_page(fewer, plan, [("verdict", ["rolling"])]),
+        "plan": plan_page(shipped),
+        "change": plan_page(fewer, shipped, [("verdict", ["rolling"])]),
     }
     for name, page in pages.items():
         (folder / f"{name}.html").write_text(page)
@@ -113,12 +100,12 @@ def test_a_name_is_answered(opened):
 
 
 @pytest.mark.parametrize(("hour", "beyond"), [(18, ""), (12, ", so some of it waits or is refused")])
-def test_a_loss_says_what_is_asked_of_the_rest(opened, plan, hour, beyond):
+def test_a_loss_says_what_is_asked_of_the_rest(opened, shipped, hour, beyond):
     """Eight of nine decode units take what the hour asks of nine, and more than their most they cannot."""
     page = opened()
     page.locator("input[type=range]").fill(str(60 * hour))
     page.get_by_label(SEARCH).fill("decode-1")
-    (asked,) = (each for each in plan.demand["decode"].stretches if each.at == f"{hour:02}:00")
+    (asked,) = (each for each in shipped.demand["decode"].stretches if each.at == f"{hour:02}:00")
     share = 100 * asked.asked_tokens_per_s / (asked.most_tokens_per_s * 8 / 9)
 
     assert f"the other 8 for {share:.1f}% of the most that they make{beyond})" in page.locator(".answer").inner_text()

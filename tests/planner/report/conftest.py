@@ -1,0 +1,21 @@
+"""The published day's plan, and a browser that opens pages."""
+
+import pytest
+
+from planner.compiler import compile_plan
+from planner.rules.check import check_spec
+from tests.browser import launched_chromium
+from tests.planner.test_shipped_specs import SPECS
+
+
+@pytest.fixture(scope="package")
+def shipped():
+    """The plan of the published day."""
+    return compile_plan(check_spec(SPECS / "deepseek-h800.yaml"))
+
+
+@pytest.fixture(scope="package")
+def browser():
+    """Chromium without a window."""
+    with launched_chromium() as chromium:
+        yield chromium
