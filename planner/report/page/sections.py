@@ -57,7 +57,9 @@ def sections_of(plan: Plan, before: Plan | None) -> Iterator[Section]:
 def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Figure | None, Figure | None]]:
     """Return pairs of a section's figures, (`before`'s, `plan`'s), of the same subject. Either may be missing."""
     old, new = (_by_subject(show, each) for each in (before, plan))
-    return [pair for subject in {**new, **old} for pair in zip_longest(old.get(subject, ()), new.get(subject, ()))]
+    places = {subject: place for each in (old, new) for place, subject in enumerate(each)}
+    ordered = sorted(places, key=places.__getitem__)
+    return [pair for subject in ordered for pair in zip_longest(old.get(subject, ()), new.get(subject, ()))]
 
 
 def _by_subject(show: Show, plan: Plan | None) -> dict[str, list[Figure]]:
