@@ -22,7 +22,7 @@ from planner.spec.resolved import ResolvedSpec
 ALTERED = "manifests were edited, merged or written by another version; pods are compared as its plan renders them"
 BOTH_OVERLAID = "OLD and NEW are both read under"
 OLD_IS_PLANNED = "OLD is a spec, planned as if nothing ran: give the plan that runs to see what really restarts"
-NEW_IS_PLANNED = "NEW is a spec, planned to keep OLD's nodes and experts where it can"
+NEW_IS_PLANNED = "the new spec is planned so that it keeps the old plan's nodes and experts where it can"
 
 
 @dataclass(frozen=True)
