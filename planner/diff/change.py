@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from planner.estimate.failures import Loss
-from planner.facts.part import Digest, Maybe, Part
+from planner.facts.part import Digest, Maybe, Part, Rounded
 from planner.facts.terms import Phase
 from planner.plan.row import Row
 from planner.plan.sections import JsonFinding
@@ -53,7 +53,20 @@ class Rollout(Part):
     minutes: int | None  # until the last pod is ready; None if the units' weights are unknown
     least_capacity: dict[Phase, float]  # lowest share of running units that keep serving
     least_units: dict[Phase, UnitCount]
-    times: dict[Verdict, str]  # the hours of the day with each verdict, if verdicts differ
+    missed_share: (
+        Rounded | None
+    )  # the largest share of a phase's demand that nobody serves in the worst hours, if known
+    times: dict[Verdict, str]  # the hours with each verdict, if verdicts differ; with their days, if days differ
+
+
+class Shortage(Part):
+    """Hours of the new plan's days at which the units of a phase that are on miss demand."""
+
+    phase: Phase
+    times: str
+    missed_share: Rounded | None  # of the demand, at the most; None if unknown
+    has_no_unit: bool  # whether none is on, rather than too few
+    is_new: bool  # False if the old plan's units missed as much
 
 
 class PhaseMoves(Part):
@@ -160,6 +173,7 @@ class Change(Part):
     minutes: int | None
     least_capacity: dict[Phase, float]
     ways: dict[Tool, Rollout]
+    shortages: tuple[Shortage, ...]
     may_take_turns: bool  # with kubernetes.controller, which the new plan lacks, units would change in turns by Git too
     compared: tuple[str, ...]  # how the two plans were obtained
     loads: Maybe[LoadSides] = None  # None if both plans were made for the same expert loads

@@ -20,8 +20,9 @@ from planner.diff.change import (
 )
 from planner.diff.experts import count_expert_moves, estimate_weight_reads
 from planner.diff.former import compare_loads
+from planner.diff.hours import cut_hours
 from planner.diff.pods import compare_pods
-from planner.diff.rollout import judge_rollouts, may_take_turns, rollout_assumptions, worst_rollout
+from planner.diff.rollout import find_shortages, judge_rollouts, may_take_turns, rollout_assumptions, worst_rollout
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
 from planner.plan.row import Row
@@ -77,7 +78,8 @@ def compare_plans(
     units = compare_pods(before, after, files)
     loads = compare_loads(before, after, is_judged=judged is not None and judged is not before)
     before = judged or before
-    ways = judge_rollouts(before, after, units)
+    hours = cut_hours(before, after)
+    ways = judge_rollouts(before, after, units, hours)
     worst = worst_rollout(ways)
     return Change(
         name=after.name,
@@ -87,6 +89,7 @@ def compare_plans(
         minutes=worst.minutes,
         least_capacity=worst.least_capacity,
         ways=ways,
+        shortages=tuple(find_shortages(after, hours)),
         may_take_turns=may_take_turns(after),
         compared=tuple(notes),
         loads=loads,

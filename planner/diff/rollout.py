@@ -22,26 +22,31 @@ is
                 of the first two, since it gives turns only while all other units are ready
 
 If `served` is zero, the verdict is an outage; if it is below `asked`, the service is degraded; else the change rolls.
-Hours are judged one by one, each as if the whole change fell into it, and the worst hour decides the verdict.
 
-Only ordinary days are judged, not `other_days`.
+The new plan's days count like the change itself: an hour without a unit is an outage, and one with too few is degraded,
+even if no pod restarts. If the old plan missed as much at that hour, the change is not to blame. Then the verdict
+leaves it out, and `shortages` names it.
+
+Hours are judged one by one (`hours.py`), each as if the whole change fell into it, and the worst hour of the worst kind
+of day decides the verdict.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil
 
-from planner.diff.change import ENDING_FATES, STARTING_FATES, Rollout, Tool, UnitChange, UnitCount, Verdict
+from planner.diff.change import ENDING_FATES, STARTING_FATES, Rollout, Shortage, Tool, UnitChange, UnitCount, Verdict
+from planner.diff.hours import Hour, describe_times, full_unit_rate, has_controller
 from planner.diff.serving import PhaseUnits, Turns, least_serving
-from planner.facts.day import MINUTE_S, minute_of, periods
+from planner.facts.day import MINUTE_S
 from planner.facts.engines import OURS
 from planner.facts.names import GATEWAY_LAUNCH_FILE
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from planner.plan.unit_starts import joint_start_s
 from planner.schedule.starts import READY_S, start_stages
-from planner.schedule.stretches import Stretch, TimesOfDay, demand_shares, entry_starts, stretches_between
 from planner.spec.schedule import StartSpec
 
 TOOLS: tuple[Tool, ...] = ("git", "pulumi")
@@ -59,23 +64,44 @@ class _Way:
 
 
 @dataclass(frozen=True)
-class _Hour:
-    """A part of the day: each phase's units that are on before the change, and the number that demand needs."""
+class _Step:
+    """The change if it falls into an hour: each phase's units that are on before, and what the hour asks."""
 
-    stretch: Stretch
+    hour: Hour
     on: Mapping[Phase, tuple[UnitChange, ...]]
-    asked: Mapping[Phase, float]
     stand_ins: frozenset[Phase]  # phases in which a unit that is off can be on while others change
 
 
-def judge_rollouts(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> dict[Tool, Rollout]:
+def judge_rollouts(
+    before: Plan, after: Plan, changes: Sequence[UnitChange], hours: Sequence[Hour]
+) -> dict[Tool, Rollout]:
     """Return how the change goes with each tool: verdict, duration, and the least that serves."""
     in_pairs = _changes_in_pairs(before, after)
-    hours = tuple(_judged_hours(before, after, changes, in_pairs=in_pairs))
+    steps = tuple(_steps(before, after, changes, hours, in_pairs=in_pairs))
     go_last = {"git": _units_that_go_last(before, after, changes), "pulumi": set[str]()}
     return {
-        tool: _rollout(_Way(_turns_of(tool, after), go_last[tool], in_pairs), hours, after, changes) for tool in TOOLS
+        tool: _rollout(_Way(_turns_of(tool, after), go_last[tool], in_pairs), steps, after, changes) for tool in TOOLS
     }
+
+
+def find_shortages(after: Plan, hours: Sequence[Hour]) -> Iterator[Shortage]:
+    """Yield the hours at which units of the new plan miss demand: those the change is to blame for, then the others."""
+    for phase, is_new, is_empty in product(after.phases, (True, False), (True, False)):
+        loads = [(each, each.loads[phase]) for each in hours]
+        short = [
+            (hour, load)
+            for hour, load in loads
+            if (load.after == 0) == is_empty and load.is_worse == is_new and (is_new or load.misses_any)
+        ]
+        if short:
+            missed = [load.missed for _, load in short]
+            yield Shortage(
+                phase=phase,
+                times=describe_times([hour for hour, _ in short], hours),
+                missed_share=None if None in missed else max(each for each in missed if each is not None),
+                has_no_unit=is_empty,
+                is_new=is_new,
+            )
 
 
 def worst_rollout(ways: Mapping[Tool, Rollout]) -> Rollout:
@@ -88,7 +114,7 @@ def may_take_turns(plan: Plan) -> bool:
 
     Only LeaderWorkerSets of our own engine are sure to change so.
     """
-    return not _has_controller(plan) and plan.kubernetes.unit_kind == "leaderworkerset" and plan.engine == OURS
+    return not has_controller(plan) and plan.kubernetes.unit_kind == "leaderworkerset" and plan.engine == OURS
 
 
 def rollout_minutes(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool, in_pairs: bool = False) -> int | None:
@@ -107,7 +133,7 @@ def rollout_minutes(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool
     together_s = sum(drains_s) + sum(each for each in joint_s if each)
     most_turns = max(Counter(each.phase for each in turns).values(), default=0)
     turns_s = most_turns * (plan.drain_s + start_s)
-    is_in_order = _has_controller(plan) and any(each.phase in plan.phases for each in together)
+    is_in_order = has_controller(plan) and any(each.phase in plan.phases for each in together)
     changing_s = together_s + turns_s if is_in_order else max(together_s, turns_s)
     leave_s = plan.drain_s if any(each.change == "removed" for each in changes) else 0.0
     return ceil((leave_s + changing_s) / MINUTE_S)
@@ -122,11 +148,11 @@ def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]
     if after.kubernetes.unit_kind == "statefulset" and any(each.change in ENDING_FATES for each in changes):
         yield "pods of a StatefulSet end once somebody deletes them, those of a unit together"
     ending = {each.phase for each in changes if each.change in ENDING_FATES}
-    if any(_full_unit_rate(after, phase) is None for phase in after.phases if phase in ending):
+    if any(full_unit_rate(after, phase) is None for phase in after.phases if phase in ending):
         yield "no hour's demand is known: every unit that stays in the plan is needed"
     if _never_has_room(after) and any(each.change in ENDING_FATES for each in changes):
         yield "units wait for a state with room, and all states want as many: set kubernetes.controller.turns: now"
-    if before.switches_units and not _has_controller(before):
+    if before.switches_units and not has_controller(before):
         yield "without kubernetes.controller all units are on all day"
 
 
@@ -146,37 +172,36 @@ def _start_s(plan: Plan, starting: Sequence[UnitChange]) -> float | None:
 def _changes_in_pairs(before: Plan, after: Plan) -> bool:
     """Return whether KV formats differ and a controller changes one unit of each phase first, with a new gateway."""
     old, new = (plan.launch_documents.get(GATEWAY_LAUNCH_FILE, {}).get("kv_digest") for plan in (before, after))
-    are_ours = before.engine == after.engine == OURS and all(map(_has_controller, (before, after)))
+    are_ours = before.engine == after.engine == OURS and all(map(has_controller, (before, after)))
     return are_ours and old != new
 
 
 def _units_that_go_last(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> set[str]:
     """Return the units that leave the plan, but that the controller keeps until all others have changed."""
     taken = {node for unit in after.units for node in unit.nodes}
-    removed = (each.name for each in changes if each.change == "removed") if _has_controller(after) else ()
+    removed = (each.name for each in changes if each.change == "removed") if has_controller(after) else ()
     return {name for name in removed if taken.isdisjoint(before.nodes_by_unit.get(name, ()))}
 
 
-def _judged_hours(before: Plan, after: Plan, changes: Sequence[UnitChange], *, in_pairs: bool) -> Iterator[_Hour]:
-    """Yield the parts of an ordinary day in which the units that are on and the demand are constant."""
-    traffic = after.spec.traffic
-    profile = traffic.profile_on(None) if traffic else None
-    on_before, on_after, phases = _running_units(before), _running_units(after), list(before.phases)
-    rates = _lower_unit_rates(before, after, phases)
-    stretches = stretches_between([*entry_starts(profile), *on_before.starts, *on_after.starts])
-    for stretch, share in zip(stretches, demand_shares(profile, stretches), strict=True):
-        now, later = on_before.at(stretch.start), on_after.at(stretch.start)
-        on = {phase: tuple(each for each in changes if each.phase == phase and each.name in now) for phase in phases}
-        per_s = share / (stretch.minutes * MINUTE_S)
-        wanted = {phase: _units_needed(after, phase, later, per_s, rates.get(phase)) for phase in phases}
-        asked = {phase: min(wanted[phase], len(units)) for phase, units in on.items()}
-        changing = [each for each in changes if each.in_turn or (in_pairs and each.change in ENDING_FATES)]
-        yield _Hour(stretch, on, asked, frozenset(_stand_ins(after, changing, later)))
+def _steps(
+    before: Plan, after: Plan, changes: Sequence[UnitChange], hours: Sequence[Hour], *, in_pairs: bool
+) -> Iterator[_Step]:
+    changing = [each for each in changes if each.in_turn or (in_pairs and each.change in ENDING_FATES)]
+    known: dict[tuple[Collection[str], Collection[str]], _Step] = {}  # many hours have the same units
+    for hour in hours:
+        units = hour.now, hour.later
+        if units not in known:
+            on = {
+                phase: tuple(each for each in changes if each.phase == phase and each.name in hour.now)
+                for phase in before.phases
+            }
+            known[units] = _Step(hour, on, frozenset(_stand_ins(after, changing, hour.later)))
+        yield replace(known[units], hour=hour)
 
 
 def _stand_ins(plan: Plan, changes: Sequence[UnitChange], on: Collection[str]) -> Iterator[Phase]:
     """Yield the phases in which the controller can start one unit more than `on`: the largest state has room."""
-    if not _has_controller(plan) or plan.timetable is None:
+    if not has_controller(plan) or plan.timetable is None:
         return
     sizes = {unit.name: len(unit.nodes) for unit in plan.units}
     left = max(step.num_nodes for step in plan.timetable.all_steps) - sum(sizes[name] for name in on)
@@ -196,67 +221,19 @@ def _never_has_room(plan: Plan) -> bool:
     return len({step.num_nodes for step in plan.timetable.all_steps}) == 1
 
 
-def _units_needed(
-    plan: Plan, phase: Phase, on: Collection[str], share_per_s: float, tokens_per_s: float | None
-) -> float:
-    """Return how many fully loaded units of `phase` can serve `share_per_s` of a day's tokens in each second.
-
-    `tokens_per_s` is the rate of a fully loaded unit. If that rate or the traffic is unknown, return the number of the
-    phase's units in `on`, the names of the units that are on.
-    """
-    if plan.spec.traffic is None or tokens_per_s is None:
-        return sum(unit.phase == phase and unit.name in on for unit in plan.units)
-    return plan.spec.traffic.tokens_of(phase) * share_per_s / tokens_per_s
-
-
-def _lower_unit_rates(before: Plan, after: Plan, phases: Collection[Phase]) -> dict[Phase, float]:
-    """Return phase -> the lower of both plans' maximum tokens/s of a unit, for phases with a known rate."""
-    found = {}
-    for phase in phases:
-        rates = [rate for plan in (before, after) if (rate := _full_unit_rate(plan, phase))]
-        if rates and phase in after.phases:
-            found[phase] = min(rates)
-    return found
-
-
-def _full_unit_rate(plan: Plan, phase: Phase) -> float | None:
-    """Return the maximum tokens/s of one unit, from the plan's demand; None if unknown."""
-    demand = (plan.demand or {}).get(phase)
-    if demand is None or not demand.most_tokens_per_s:
-        return None
-    on = _scheduled_units(plan).at(minute_of(demand.at))
-    return demand.most_tokens_per_s / sum(unit.phase == phase and unit.name in on for unit in plan.units)
-
-
-def _running_units(plan: Plan) -> TimesOfDay[frozenset[str]]:
-    """Return the units that run at each time of the day: the scheduled ones, or all if there is no controller."""
-    if _has_controller(plan):
-        return _scheduled_units(plan)
-    return TimesOfDay.always(frozenset(unit.name for unit in plan.units))
-
-
-def _scheduled_units(plan: Plan) -> TimesOfDay[frozenset[str]]:
-    steps = plan.timetable.steps if plan.timetable else ()
-    return TimesOfDay.from_pairs(
-        ((step.at, frozenset(step.units)) for step in steps), frozenset(unit.name for unit in plan.units)
-    )
-
-
-def _has_controller(plan: Plan) -> bool:
-    return plan.kubernetes.controller is not None
-
-
-def _rollout(way: _Way, hours: Sequence[_Hour], after: Plan, changes: Sequence[UnitChange]) -> Rollout:
+def _rollout(way: _Way, steps: Sequence[_Step], after: Plan, changes: Sequence[UnitChange]) -> Rollout:
     ends = any(each.change in ENDING_FATES for each in changes)
-    verdicts = [_verdict(way, hour) if ends else SEVERITY[0] for hour in hours]
-    phases = [phase for phase in hours[0].on if any(hour.on[phase] for hour in hours)]
-    least = {phase: _lowest_capacity(way, phase, hours) for phase in phases}
+    verdicts = [_verdict(way, step, ends=ends) for step in steps]
+    phases = [phase for phase in steps[0].on if any(step.on[phase] for step in steps)]
+    least = {phase: _lowest_capacity(way, phase, steps) for phase in phases}
+    worst = max(verdicts, key=SEVERITY.index)
     return Rollout(
-        verdict=max(verdicts, key=SEVERITY.index),
+        verdict=worst,
         minutes=rollout_minutes(after, changes, in_turns=way.turns != "none", in_pairs=way.in_pairs),
         least_capacity={phase: units / of_units for phase, (units, of_units) in least.items()},
         least_units={phase: UnitCount(units=units, of_units=of_units) for phase, (units, of_units) in least.items()},
-        times=_verdict_times(hours, verdicts) if len(set(verdicts)) > 1 else {},
+        missed_share=_missed_share(way, [step for step, each in zip(steps, verdicts, strict=True) if each == worst]),
+        times=_verdict_times([step.hour for step in steps], verdicts) if len(set(verdicts)) > 1 else {},
     )
 
 
@@ -268,21 +245,22 @@ def _turns_of(tool: Tool, plan: Plan) -> Turns:
     return "now" if tool == "pulumi" else "none"
 
 
-def _verdict(way: _Way, hour: _Hour) -> Verdict:
-    """Return the verdict on a part of the day, for a change that ends pods."""
-    worst: Verdict = "rolling"
-    for phase, units in hour.on.items():
-        served = _min_serving(way, hour, phase)
-        if units and not served:
-            return "outage"
-        if served < hour.asked[phase] - ROUNDING:
-            worst = "degraded"
-    return worst
+def _verdict(way: _Way, step: _Step, *, ends: bool) -> Verdict:
+    """Return the verdict on an hour. `ends` says whether the change ends pods."""
+    worse = [load for load in step.hour.loads.values() if load.is_worse]
+    serving = {phase: _min_serving(way, step, phase) for phase in step.on}
+    if any(not load.after for load in worse) or (
+        ends and any(step.on[phase] and not serving[phase] for phase in step.on)
+    ):
+        return "outage"
+    if worse or (ends and any(units < step.hour.loads[phase].wanted - ROUNDING for phase, units in serving.items())):
+        return "degraded"
+    return "rolling" if ends else "no_restart"
 
 
-def _min_serving(way: _Way, hour: _Hour, phase: Phase) -> int:
-    """Return how many of a phase's units serve at the least during the change, if it falls into `hour`."""
-    units = hour.on[phase]
+def _min_serving(way: _Way, step: _Step, phase: Phase) -> int:
+    """Return how many of a phase's units serve at the least during the change, if it falls into the step's hour."""
+    units = step.on[phase]
     counts = PhaseUnits(
         on=len(units),
         kept=sum(each.change == "kept" for each in units),
@@ -293,21 +271,29 @@ def _min_serving(way: _Way, hour: _Hour, phase: Phase) -> int:
     return least_serving(
         counts,
         way.turns,
-        is_replaced=phase in hour.stand_ins,
-        all_replaced=hour.stand_ins.issuperset(hour.on),
+        is_replaced=phase in step.stand_ins,
+        all_replaced=step.stand_ins.issuperset(step.on),
         in_pairs=way.in_pairs,
     )
 
 
-def _verdict_times(hours: Sequence[_Hour], verdicts: Sequence[Verdict]) -> dict[Verdict, str]:
-    """Return verdict -> its times of the day as text, the best verdict first."""
-    found: dict[Verdict, list[tuple[int, int]]] = {each: [] for each in SEVERITY}
+def _verdict_times(hours: Sequence[Hour], verdicts: Sequence[Verdict]) -> dict[Verdict, str]:
+    """Return verdict -> its times as text, the best verdict first."""
+    found: dict[Verdict, list[Hour]] = {each: [] for each in SEVERITY}
     for hour, verdict in zip(hours, verdicts, strict=True):
-        found[verdict].append((hour.stretch.start, hour.stretch.minutes))
-    return {verdict: periods(stretches) for verdict, stretches in found.items() if stretches}
+        found[verdict].append(hour)
+    return {verdict: describe_times(each, hours) for verdict, each in found.items() if each}
 
 
-def _lowest_capacity(way: _Way, phase: Phase, hours: Sequence[_Hour]) -> tuple[int, int]:
+def _missed_share(way: _Way, steps: Sequence[_Step]) -> float | None:
+    """Return the largest share of a phase's demand that is missed in these hours; None if a demand is unknown."""
+    missed = [
+        step.hour.loads[phase].missed_during(_min_serving(way, step, phase)) for step in steps for phase in step.on
+    ]
+    return None if None in missed else max((each for each in missed if each is not None), default=0.0)
+
+
+def _lowest_capacity(way: _Way, phase: Phase, steps: Sequence[_Step]) -> tuple[int, int]:
     """Return (units that serve, units that are on) of the hour with the lowest share; of equals, the first."""
-    found = [(_min_serving(way, hour, phase), len(hour.on[phase])) for hour in hours if hour.on[phase]]
+    found = [(_min_serving(way, step, phase), len(step.on[phase])) for step in steps if step.on[phase]]
     return min(found, key=lambda each: each[0] / each[1])

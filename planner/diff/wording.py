@@ -15,6 +15,7 @@ from planner.diff.change import (
     Fate,
     PhaseMoves,
     Rollout,
+    Shortage,
     Sides,
     State,
     Tool,
@@ -124,17 +125,18 @@ def verdicts(change: Change) -> tuple[str, ...]:
 
     These are: that the gateway goes on serving if it restarts, and that a controller would help.
     """
+    short = [_describe_shortage(each) for each in change.shortages]
     if change.verdict == "no_restart":
         starts = any(each.change == "new" for each in change.units)
         ready = f"; new units are ready after {change.minutes} min" if starts and change.minutes is not None else ""
-        return (f"no_restart: {EFFECTS['no_restart']}{ready}",)
+        return (f"no_restart: {EFFECTS['no_restart']}{ready}", *short)
     gateway = [GATEWAY_SERVES] if any(map(_is_replaced_gateway, change.units)) else []
     if len(set(map(repr, change.ways.values()))) == 1:
-        return (_describe_rollout(change.ways["git"], ""), *gateway)
+        return (_describe_rollout(change.ways["git"], ""), *short, *gateway)
     has_controller = any(each.phase == "controller" and each.change != "removed" for each in change.units)
     words = WITH_CONTROLLER if has_controller else TOOL_WORDS
     lines = [_describe_rollout(way, f" {words[tool]}") for tool, way in change.ways.items()]
-    return (*lines, *gateway, *_offer_turns(change))
+    return (*lines, *short, *gateway, *_offer_turns(change))
 
 
 def _is_replaced_gateway(unit: UnitChange) -> bool:
@@ -161,10 +163,25 @@ def _describe_rollout(way: Rollout, applied: str) -> str:
         for phase in PHASES
         if (each := way.least_units.get(phase)) is not None and each.units < each.of_units
     ]
-    parts = [f"{EFFECTS[way.verdict]}, with {' and '.join(least)} serving" if least else "every unit goes on serving"]
-    parts += [] if way.minutes is None else [f"takes {way.minutes} min"]
-    parts += [f"{verdict} at {times}" for verdict, times in way.times.items() if verdict != way.verdict]
+    effect = "every unit goes on serving" if way.verdict == "rolling" and not least else EFFECTS[way.verdict]
+    parts = [f"{effect}, with {' and '.join(least)} serving" if least else effect]
+    if way.verdict == "degraded" and way.missed_share is not None:
+        parts.append(f"up to {_format_share(way.missed_share)} of requests are refused")
+    parts += [f"takes {way.minutes} min"] if way.minutes else []
+    if "no_restart" not in way.times:  # otherwise only shortages differ by hour, and have lines of their own
+        parts += [f"{verdict} {_at(times)}" for verdict, times in reversed(way.times.items())]
     return f"{way.verdict}{applied}: {'; '.join(parts)}"
+
+
+def _describe_shortage(short: Shortage) -> str:
+    known = "" if short.missed_share is None else f"; up to {_format_share(short.missed_share)} of requests are refused"
+    found = f"no {short.phase} unit is on" if short.has_no_unit else f"too few {short.phase} units are on"
+    since = "" if short.is_new else ", as before the change"
+    return f"{found} {_at(short.times)}{since}{'' if short.has_no_unit else known}"
+
+
+def _at(times: str) -> str:
+    return f"at {times}" if times[0].isdigit() else times
 
 
 def _units(change: Change, fate: Fate) -> Iterator[str]:
@@ -344,6 +361,10 @@ def _changed_numbers(sides: WarningSides) -> str:
         return sides.after.rule_and_reason
     pairs = zip(old, new, strict=True)
     return " ".join(after if before == after else f"{before.rstrip(';,')} -> {after}" for before, after in pairs)
+
+
+def _format_share(share: float) -> str:
+    return format_value(Row("", "", share, "share"))
 
 
 def _format_bytes(size: int) -> str:

@@ -1,6 +1,6 @@
 """Decide whether a change may be merged. The words of `--fail-on` name the conditions; none of them reads a file.
 
-    outage      a phase has no unit that serves, or may have none at some hour
+    outage      a phase has no unit that serves, while pods restart or at some hour of the new plan's days
     degraded    a phase serves less than is asked of it; an outage is worse, so it counts too
     slo         a promised latency is missed at the expected speed
     capacity    less of the day's traffic is answered than before, or a phase's peak load rises above its capacity

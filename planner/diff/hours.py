@@ -1,0 +1,232 @@
+"""Cut the days of a change into hours in which neither units nor demand change, and say what each of them asks.
+
+    asked    tokens/s of a phase: the larger of what the old and the new spec ask for. Today's traffic is still there
+             while a change rolls out, and a change must not lower what it is measured by
+    rate     maximum tokens/s of a unit
+    missed   1 - units on x rate / asked
+
+An hour here lasts from one change of units or demand to the next. All kinds of day are cut: ordinary days, and the
+weekdays and dates to which either spec gives windows or a profile of their own. Days that are alike in all of this are
+judged once. If the plans' time zones differ, the old plan's times are shifted to the new clock.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import fsum
+from typing import TypeVar
+
+from planner.facts.calendar import WEEKDAYS, entry_of, offset_at
+from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of, periods
+from planner.facts.quantities import first_of
+from planner.facts.terms import PHASES, Phase
+from planner.plan.plan import Plan
+from planner.schedule.stretches import Stretch, TimesOfDay, entry_starts, stretches_between
+
+Value = TypeVar("Value")
+Units = frozenset[str]  # names
+
+LEAST_SHARE = 0.0005  # a smaller difference does not show in tenths of a per cent
+MAX_NAMES = 6  # of days that are alike, to name in a line
+JANUARY = 1_767_225_600  # 2026-01-01, UTC; assumed: zones keep their distance of that day all year
+
+
+@dataclass(frozen=True)
+class Day:
+    """A kind of day: the weekdays and dates that are alike. Without names, all days that no spec names."""
+
+    names: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str | None:
+        """Return one of the days by its name; None for ordinary days."""
+        return self.names[0] if self.names else None
+
+
+@dataclass(frozen=True)
+class Load:
+    """The demand on a phase in an hour, and the units that are on before and after the change."""
+
+    before: int
+    after: int
+    asked: float | None  # tokens/s; None if neither spec says
+    rate_before: float | None  # tokens/s of a unit; None if unknown
+    rate_after: float | None
+
+    @property
+    def wanted(self) -> float:
+        """The units that must serve during the change: enough for the demand, if known, and at most those on before."""
+        needed = self.after if self.asked is None or self._lower_rate is None else self.asked / self._lower_rate
+        return min(needed, self.before)
+
+    @property
+    def missed(self) -> float | None:
+        """The share of the demand that the new plan's units cannot serve; None if unknown."""
+        return self._missed_by(self.after, self.rate_after)
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the new plan's units miss more of the demand than the old plan's. Unknown demand is any demand."""
+        if not self.after:
+            return self.before > 0 and self.asked != 0.0
+        return (self.missed or 0.0) > (self._missed_by(self.before, self.rate_before) or 0.0) + LEAST_SHARE
+
+    @property
+    def misses_any(self) -> bool:
+        """Whether the new plan's units are known to miss some of the demand."""
+        return (self.missed or 0.0) > LEAST_SHARE
+
+    def missed_during(self, serving: int) -> float | None:
+        """Return the share of the demand that is missed while `serving` units serve; None if unknown."""
+        shares = self._missed_by(serving, self._lower_rate), self.missed
+        return None if None in shares else max(each for each in shares if each is not None)
+
+    @property
+    def _lower_rate(self) -> float | None:
+        return min((each for each in (self.rate_before, self.rate_after) if each), default=None)
+
+    def _missed_by(self, units: int, rate: float | None) -> float | None:
+        if self.asked is None or (units and rate is None):
+            return None
+        return max(0.0, 1 - units * (rate or 0.0) / self.asked) if self.asked else 0.0
+
+
+@dataclass(frozen=True)
+class Hour:
+    """A part of a day in which units and demand are constant."""
+
+    day: Day
+    stretch: Stretch
+    now: Units  # on before the change
+    later: Units  # on after it
+    loads: Mapping[Phase, Load]  # the phases of both plans
+
+
+def cut_hours(before: Plan, after: Plan, at_former: Plan | None = None) -> tuple[Hour, ...]:
+    """Return the hours of all kinds of day.
+
+    `at_former` is `after` with its figures under the yardsticks of `before`: the lower rate of a unit counts.
+    """
+    phases = tuple(dict.fromkeys([*before.phases, *after.phases]))
+    old_rates, new_rates = _unit_rates(phases, before), _unit_rates(phases, after, at_former)
+    shift, found = _clock_shift(before, after), []
+    for day in _list_days(before, after):
+        was_on, on = _shifted(running_units(before, day.name), shift), running_units(after, day.name)
+        asked = [*_demand(before, day.name, shift), *_demand(after, day.name)]
+        starts = [*was_on.starts, *on.starts, *chain.from_iterable(each.starts for each in asked)]
+        for stretch in stretches_between(starts):
+            now, later = was_on.at(stretch.start), on.at(stretch.start)
+            demands = [each.at(stretch.start) for each in asked]
+            loads = {
+                phase: Load(
+                    before=_count_units(before, phase, now),
+                    after=_count_units(after, phase, later),
+                    asked=max((each[phase] for each in demands), default=None),
+                    rate_before=old_rates.get(phase),
+                    rate_after=new_rates.get(phase),
+                )
+                for phase in phases
+            }
+            found.append(Hour(day, stretch, now, later, loads))
+    return tuple(found)
+
+
+def describe_times(hours: Sequence[Hour], among: Sequence[Hour]) -> str:
+    """Write the times of `hours` as text, with their days if not all days of `among` have the same times."""
+    all_days = dict.fromkeys(each.day for each in among)
+    times = {day: periods(_minutes_of(each for each in hours if each.day == day)) for day in all_days}
+    if len(set(times.values())) == 1:
+        return times[next(iter(all_days))]
+    days: dict[str, list[str]] = {}
+    for day, text in times.items():
+        days.setdefault(text, []).extend(day.names or ["ordinary days"])
+    return " and ".join(f"{text} on {_name_days(names)}" for text, names in days.items() if text)
+
+
+def running_units(plan: Plan, day: str | None) -> TimesOfDay[Units]:
+    """Return the units that run at each time of `day`: the scheduled ones, or all if there is no controller."""
+    return _scheduled_units(plan, day) if has_controller(plan) else TimesOfDay.always(_all_units(plan))
+
+
+def has_controller(plan: Plan) -> bool:
+    """Return whether a controller switches the plan's units and gives them turns."""
+    return plan.kubernetes.controller is not None
+
+
+def full_unit_rate(plan: Plan, phase: Phase) -> float | None:
+    """Return the maximum tokens/s of one unit, from the plan's demand in any hour with units; None if unknown."""
+    demand, on = (plan.demand or {}).get(phase), _scheduled_units(plan, None)
+    stretches = () if demand is None else (demand, *demand.stretches)
+    found = (
+        each.most_tokens_per_s / _count_units(plan, phase, on.at(minute_of(each.at)))
+        for each in stretches
+        if each.most_tokens_per_s
+    )
+    return next(found, None)
+
+
+def _name_days(names: Sequence[str]) -> str:
+    """Name days: three or more weekdays in a row as `monday to friday`, others one by one."""
+    first = WEEKDAYS.index(names[0]) if names[0] in WEEKDAYS else 0
+    is_run = len(names) > 2 and tuple(names) == WEEKDAYS[first : first + len(names)]
+    return f"{names[0]} to {names[-1]}" if is_run else first_of(names, MAX_NAMES)
+
+
+def _unit_rates(phases: Iterable[Phase], *plans: Plan | None) -> dict[Phase, float]:
+    """Return phase -> the lowest of the plans' known rates of a unit."""
+    known = {phase: [rate for plan in plans if plan and (rate := full_unit_rate(plan, phase))] for phase in phases}
+    return {phase: min(rates) for phase, rates in known.items() if rates}
+
+
+def _list_days(before: Plan, after: Plan) -> list[Day]:
+    """Return the kinds of day. The ordinary one comes first, and is left out if each weekday has its own."""
+    tables, traffics = [plan.timetable for plan in (before, after)], [plan.spec.traffic for plan in (before, after)]
+    lists = [[other.days for other in each.other_days] for each in (*tables, *traffics) if each is not None]
+    kinds: dict[tuple[int | None, ...], list[str]] = {(None,) * len(lists): []}
+    for name in dict.fromkeys(name for each in lists for days in each for name in days):
+        kinds.setdefault(tuple(entry_of(name, each) for each in lists), []).append(name)
+    found = [Day(tuple(names)) for names in kinds.values()]
+    is_whole_week = set(WEEKDAYS) <= {name for names in kinds.values() for name in names}
+    return found[1:] if is_whole_week else found
+
+
+def _demand(plan: Plan, day: str | None, shift: int = 0) -> Iterator[TimesOfDay[Mapping[Phase, float]]]:
+    """Yield the tokens/s that the plan's traffic asks of each phase at the times of `day`; nothing without traffic."""
+    traffic = plan.spec.traffic
+    if traffic is None:
+        return
+    profile, usual = traffic.profile_on(day), traffic.profile or [1.0]
+    per_s = {phase: traffic.tokens_of(phase) / DAY_S * len(usual) / fsum(usual) for phase in PHASES}
+    pairs = zip(entry_starts(profile), profile or [1.0], strict=True)
+    entries = tuple((start, {phase: each * share for phase, each in per_s.items()}) for start, share in pairs)
+    yield _shifted(TimesOfDay(entries), shift)
+
+
+def _clock_shift(before: Plan, after: Plan) -> int:
+    """Return the minutes by which the new plan's clock is ahead of the old one's."""
+    zones = [plan.timetable.timezone for plan in (before, after) if plan.timetable]
+    offsets = [offset_at(JANUARY, zone) for zone in zones]
+    return (offsets[1] - offsets[0]) // MINUTE_S if len(offsets) == 2 else 0
+
+
+def _shifted(times: TimesOfDay[Value], minutes: int) -> TimesOfDay[Value]:
+    """Return the step function with all its times so much later, on the same day."""
+    entries = (((minute + minutes) % DAY_MINUTES, value) for minute, value in times.entries)
+    return TimesOfDay(tuple(sorted(entries, key=lambda each: each[0])))
+
+
+def _scheduled_units(plan: Plan, day: str | None) -> TimesOfDay[Units]:
+    steps = plan.timetable.steps_on(day) if plan.timetable else ()
+    return TimesOfDay.from_pairs(((step.at, frozenset(step.units)) for step in steps), _all_units(plan))
+
+
+def _all_units(plan: Plan) -> Units:
+    return frozenset(unit.name for unit in plan.units)
+
+
+def _count_units(plan: Plan, phase: Phase, on: Collection[str]) -> int:
+    return sum(unit.phase == phase and unit.name in on for unit in plan.units)
+
+
+def _minutes_of(hours: Iterable[Hour]) -> Iterator[tuple[int, int]]:
+    return ((each.stretch.start, each.stretch.minutes) for each in hours)

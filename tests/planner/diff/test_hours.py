@@ -1,0 +1,105 @@
+"""A change is judged by every hour of every kind of day, also where the schedule alone takes units away."""
+
+import pytest
+
+from planner.compiler import compile_plan
+from planner.diff.diff import compare_plans
+from planner.diff.text import diff_text
+from planner.diff.wording import verdicts
+from planner.rules.check import change_spec
+from tests.planner.diff.pairs import SMALL, base
+
+DAY, NIGHT = SMALL["schedule.windows"]
+WORKDAYS = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday"]
+FEW = {"at": "00:00", "prefill_units": 1, "decode_units": 1}
+NONE = {"at": "03:00", "prefill_units": 0, "decode_units": 0}
+NO_NIGHT = [DAY, NIGHT, NONE, NIGHT | {"at": "04:00"}]
+QUIET = [1.0] * 3 + [0.0] + [1.0] * 20  # nobody asks at three
+
+
+def _change(fields, first=None):
+    """The change from the small day, with the fields of `first` written into it, to one with other fields too."""
+    spec, before = base(40)
+    if first is not None:
+        spec = change_spec(spec, first)
+        before = compile_plan(spec)
+    return compare_plans(before, compile_plan(change_spec(spec, fields), before))
+
+
+def _other(windows, days=WORKDAYS):
+    return {"schedule.other_days": [{"days": days, "windows": windows}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "verdict", "said"),
+    [
+        (_other(NO_NIGHT), "outage", "no decode unit is on at 03:00-04:00 on monday to saturday"),
+        (_other(NO_NIGHT, ["2026-12-24"]), "outage", "no decode unit is on at 03:00-04:00 on 2026-12-24"),
+        (_other([FEW]), "degraded", "too few prefill units are on at 08:00-01:00 on monday to saturday"),
+        (_other([DAY | {"at": "00:00"}]), "no_restart", "no_restart: no running pod ends"),
+    ],
+)
+def test_the_worst_of_all_days_gives_the_verdict_and_is_named(fields, verdict, said):
+    """Ordinary days may be one in seven."""
+    change = _change(fields)
+
+    assert change.verdict == verdict
+    assert said in verdicts(change)[-1]
+
+
+def test_a_change_of_pods_is_judged_on_other_days_too():
+    """On two days one decode unit is on, and no nodes are free for another while it restarts."""
+    full = _other([DAY | {"at": "00:00", "prefill_units": 5, "decode_units": 1}], ["saturday", "monday"])
+    change = _change({"kubernetes.image": "another:2"}, full)
+
+    assert change.ways["git"].times == {
+        "rolling": "all day on ordinary days",
+        "outage": "all day on saturday, monday",
+    }
+    assert "outage all day on saturday, monday; rolling all day on ordinary days" in " ".join(diff_text(change).split())
+
+
+def test_days_that_no_calendar_has_are_not_judged():
+    """Where each weekday has windows of its own, no day is ordinary."""
+    week = [*WORKDAYS, "sunday"]
+    all_day = _other([DAY | {"at": "00:00"}], week)
+
+    assert _change(all_day | {"schedule.windows": NO_NIGHT}, all_day).verdict == "no_restart"
+
+
+@pytest.mark.parametrize(
+    ("first", "fields", "verdict"),
+    [
+        ({}, {"schedule.windows": NO_NIGHT}, "outage"),
+        ({"traffic": None, "cost.prices": None}, {"schedule.windows": NO_NIGHT}, "outage"),
+        ({"traffic.profile": QUIET}, {"schedule.windows": NO_NIGHT}, "no_restart"),
+        ({}, {"schedule.windows": [FEW]}, "degraded"),
+        ({"kubernetes.controller": None}, {"schedule.windows": NO_NIGHT}, "no_restart"),
+        ({"kubernetes.controller": None, "schedule.windows": NO_NIGHT}, {"kubernetes.controller": {}}, "outage"),
+    ],
+)
+def test_units_that_a_schedule_takes_away_are_missed_where_tokens_are_asked(first, fields, verdict):
+    """No pod restarts. Without traffic any hour may be asked, and without a controller nothing switches units."""
+    assert _change(fields, first).verdict == verdict
+
+
+def test_a_shortage_that_was_there_before_is_said_and_not_counted():
+    """A change of a price is not to blame for it, and whoever reads of the change learns of it."""
+    change = _change({"cost.usd_per_gpu_hour": 3}, {"schedule.windows": NO_NIGHT})
+    worse = _change({"schedule.windows": [*NO_NIGHT, NONE | {"at": "05:00"}]}, {"schedule.windows": NO_NIGHT})
+
+    assert change.verdict == "no_restart"
+    assert "no decode unit is on at 03:00-04:00, as before the change" in diff_text(change)
+    assert (worse.verdict, [each.is_new for each in worse.shortages]) == ("outage", [True, False] * 2)
+
+
+def test_the_share_of_refused_requests_is_that_of_the_worst_hour():
+    """One prefill unit of four serves 59.3 % of what the busiest hour asks, and text and JSON say what is left."""
+    change = _change({"schedule.windows": [FEW]})
+    (short,) = change.shortages
+    asked = max(each.asked_tokens_per_s for each in base(40)[1].demand["prefill"].stretches)
+    most = base(40)[1].demand["prefill"].most_tokens_per_s / 2
+
+    assert short.missed_share == pytest.approx(1 - most / asked, rel=1e-3)
+    assert change.ways["git"].missed_share == short.missed_share
+    assert "up to 40.7% of requests are refused" in " ".join(diff_text(change).split())
