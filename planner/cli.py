@@ -250,6 +250,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     from planner.diff.diff import compare_plans
     from planner.diff.former import judge_former
     from planner.diff.text import diff_text
+    from planner.diff.yardsticks import measure_by_former
     from planner.estimate.throughput.calibration import read_calibration
     from planner.facts.map_files import missing_output
     from planner.plan.load import read_plan
@@ -268,7 +269,8 @@ def _plan(arguments: argparse.Namespace) -> None:
         plan = found.plan
         change = None
         if previous and previous.runnable and plan.runnable:
-            change = compare_plans(previous, plan, judged=judge_former(previous, found))
+            judged, remeasured = judge_former(previous, found), measure_by_former(previous, found)
+            change = compare_plans(previous, plan, judged=judged, remeasured=remeasured)
     if arguments.output:
         write_result(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
@@ -382,6 +384,7 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.diff.diff import compare_plans
     from planner.diff.former import judge_former
     from planner.diff.wording import verdicts
+    from planner.diff.yardsticks import measure_by_former
     from planner.manifests.folder import (
         altered_files,
         files_of,
@@ -402,7 +405,8 @@ def _render(arguments: argparse.Namespace) -> None:
         files = files_of(plan, kept)
         change = None
         if kept and kept.runnable:
-            change = compare_plans(kept, plan, files=files, judged=judge_former(kept, found))
+            judged, remeasured = judge_former(kept, found), measure_by_former(kept, found)
+            change = compare_plans(kept, plan, files=files, judged=judged, remeasured=remeasured)
     altered = altered_files(arguments.output, kept, files) if kept else ()
     differing = stale_files(arguments.output, files)
     write_folder(arguments.output, files)

@@ -11,6 +11,7 @@ from pydantic import Field
 from planner.estimate.failures import Loss
 from planner.facts.part import Digest, Maybe, Part, Rounded
 from planner.facts.terms import Phase
+from planner.plan.expected import Promise
 from planner.plan.row import Row
 from planner.plan.sections import JsonFinding
 
@@ -125,6 +126,23 @@ class LoadSides(Part):
     figures_before: Literal["before", "after"]  # the loads for which the old plan's figures are
 
 
+class Yardstick(Part):
+    """A field of the spec by which plans are measured, and which differs between the old and the new plan."""
+
+    path: str
+    values: tuple[str, str] | None  # old and new; None for lists
+
+
+class Yardsticks(Part):
+    """The yardsticks that the change moves, and the new plan's figures under the old ones."""
+
+    moved: tuple[Yardstick, ...]
+    performance: dict[Phase, dict[str, Row]]  # name -> row of the new plan's report; empty if unknown
+    cost: dict[str, Row]
+    promises: dict[str, Promise | None]  # latency -> the stricter promise and its prediction; None if not predicted
+    unknown: str  # why nobody knows these figures; empty if they are known
+
+
 class DecisionSides(Part):
     """A size of a phase's units that the planner decided: in the old and in the new plan, and why the new one."""
 
@@ -177,6 +195,7 @@ class Change(Part):
     may_take_turns: bool  # with kubernetes.controller, which the new plan lacks, units would change in turns by Git too
     compared: tuple[str, ...]  # how the two plans were obtained
     loads: Maybe[LoadSides] = None  # None if both plans were made for the same expert loads
+    yardsticks: Maybe[Yardsticks] = None  # None if the change moves none
     decided: tuple[DecisionSides, ...]
     units: tuple[UnitChange, ...]
     experts: ExpertMoves

@@ -17,12 +17,14 @@ from planner.diff.change import (
     StateSides,
     WarningMoves,
     WarningSides,
+    Yardsticks,
 )
 from planner.diff.experts import count_expert_moves, estimate_weight_reads
 from planner.diff.former import compare_loads
 from planner.diff.hours import cut_hours
 from planner.diff.pods import compare_pods
 from planner.diff.rollout import find_shortages, judge_rollouts, may_take_turns, rollout_assumptions, worst_rollout
+from planner.diff.yardsticks import NOTHING_MOVED, Remeasured, find_moved
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
 from planner.plan.row import Row
@@ -66,19 +68,21 @@ def compare_plans(
     files: Mapping[str, str] | None = None,
     no_figures: str = "",
     judged: Plan | None = None,
+    remeasured: Remeasured = NOTHING_MOVED,
 ) -> Change:
     """Return the effects of changing from the plan `before` to the plan `after`.
 
     `notes` say how the plans were obtained. `files` are the manifests of `after`, if these are rendered already.
     `no_figures` says why `before` has no figures, if not because it is from a rendered folder, which keeps none.
-    `judged` is `before` with its figures for the expert loads of `after`, as `former.py` makes it.
+    `judged` is `before` with its figures for the expert loads of `after`, as `former.py` makes it. `remeasured` is
+    `after` under the yardsticks of `before`, as `yardsticks.py` makes it.
 
     Raises InfeasibleError if an engine cannot run its plan, because there are no pods to compare then.
     """
     units = compare_pods(before, after, files)
     loads = compare_loads(before, after, is_judged=judged is not None and judged is not before)
     before = judged or before
-    hours = cut_hours(before, after)
+    hours = cut_hours(before, after, remeasured.plan)
     ways = judge_rollouts(before, after, units, hours)
     worst = worst_rollout(ways)
     return Change(
@@ -93,6 +97,7 @@ def compare_plans(
         may_take_turns=may_take_turns(after),
         compared=tuple(notes),
         loads=loads,
+        yardsticks=_yardsticks(before, after, remeasured),
         decided=tuple(_decisions(before, after)),
         units=units,
         experts=count_expert_moves(before, after),
@@ -115,6 +120,19 @@ def _explain_unknown(before: Plan, after: Plan, no_figures: str) -> Iterator[str
     for word, plan, why in (("before", before, no_figures or NO_FIGURES), ("after", after, NO_FIGURES)):
         if plan.report is None:
             yield f"figures {word} the change are unknown: {why}"
+
+
+def _yardsticks(before: Plan, after: Plan, remeasured: Remeasured) -> Yardsticks | None:
+    moved, plan = tuple(find_moved(before, after)), remeasured.plan
+    if not moved:
+        return None
+    return Yardsticks(
+        moved=moved,
+        performance={phase: _performance(plan, phase) for phase in plan.phases} if plan else {},
+        cost=_cost(plan) if plan else {},
+        promises=plan.promises if plan else {},
+        unknown=remeasured.unknown,
+    )
 
 
 def _decisions(before: Plan, after: Plan) -> Iterator[DecisionSides]:

@@ -12,6 +12,7 @@ from planner.compiler import run_passes
 from planner.diff.change import Change
 from planner.diff.diff import compare_plans
 from planner.diff.former import judge_former
+from planner.diff.yardsticks import Remeasured, measure_by_former
 from planner.manifests.folder import altered_files
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_input, refuse_option
@@ -33,10 +34,11 @@ class Pair:
     after: Plan
     notes: tuple[str, ...]
     judged: Plan  # `before` under the expert loads of `after`
+    remeasured: Remeasured  # `after` under the yardsticks of `before`
 
     def compare(self) -> Change:
         """Return the change. Raises InfeasibleError if an engine cannot run its plan."""
-        return compare_plans(self.before, self.after, self.notes, judged=self.judged)
+        return compare_plans(self.before, self.after, self.notes, judged=self.judged, remeasured=self.remeasured)
 
 
 def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> Pair:
@@ -60,7 +62,7 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> Pair:
     if after is not given:
         notes.append(NEW_IS_PLANNED)
     altered = [f"{path}: {ALTERED}" for path, plan in ((old, before), (new, after)) if _is_altered(path, plan)]
-    return Pair(before, after, (*altered, *notes), judge_former(before, found))
+    return Pair(before, after, (*altered, *notes), judge_former(before, found), measure_by_former(before, found))
 
 
 def read_to_show(path: Path, previous: Path | None, overlays: Sequence[Path] = ()) -> tuple[Pair | None, Plan]:

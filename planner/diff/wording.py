@@ -71,6 +71,14 @@ SPEEDS = {
     "slo.tpot_ms.promised": "TPOT promised in ms",
     "tpot_promise": "TPOT promise",
 }
+UNDER_FORMER = (  # figures that conditions of `gitops check` are about
+    "answered_share",
+    "usd_per_day",
+    "usd_per_day_if_all_are_on",
+    "highest_load_of_most",
+    "ttft_promise",
+    "tpot_promise",
+)
 # figure -> text in its place if a plan has figures, but not this one, because the spec does not ask for it
 ABSENT = {
     "tokens_per_day": "no traffic",
@@ -109,6 +117,7 @@ def topics(change: Change) -> tuple[Topic, ...]:
         Topic("weights", tuple(_weights(change)), 2),
         Topic("nodes", tuple(_nodes(change)), 3),
         Topic("day", tuple(_day(change)), 4, is_detail=True),
+        Topic("yardstick", tuple(_yardsticks(change)), 6),
         Topic("decided", tuple(_decided(change)), 4),
         Topic("loads", tuple(_loads(change)), 5),
         Topic("cost", tuple(_cost(change)), 8),
@@ -125,7 +134,7 @@ def verdicts(change: Change) -> tuple[str, ...]:
 
     These are: that the gateway goes on serving if it restarts, and that a controller would help.
     """
-    short = [_describe_shortage(each) for each in change.shortages]
+    short = [describe_shortage(each) for each in change.shortages]
     if change.verdict == "no_restart":
         starts = any(each.change == "new" for each in change.units)
         ready = f"; new units are ready after {change.minutes} min" if starts and change.minutes is not None else ""
@@ -137,6 +146,14 @@ def verdicts(change: Change) -> tuple[str, ...]:
     words = WITH_CONTROLLER if has_controller else TOOL_WORDS
     lines = [_describe_rollout(way, f" {words[tool]}") for tool, way in change.ways.items()]
     return (*lines, *short, *gateway, *_offer_turns(change))
+
+
+def describe_shortage(short: Shortage) -> str:
+    """Say at which hours units of a phase miss demand."""
+    known = "" if short.missed_share is None else f"; up to {_format_share(short.missed_share)} of requests are refused"
+    found = f"no {short.phase} unit is on" if short.has_no_unit else f"too few {short.phase} units are on"
+    since = "" if short.is_new else ", as before the change"
+    return f"{found} {_at(short.times)}{since}{'' if short.has_no_unit else known}"
 
 
 def _is_replaced_gateway(unit: UnitChange) -> bool:
@@ -171,13 +188,6 @@ def _describe_rollout(way: Rollout, applied: str) -> str:
     if "no_restart" not in way.times:  # otherwise only shortages differ by hour, and have lines of their own
         parts += [f"{verdict} {_at(times)}" for verdict, times in reversed(way.times.items())]
     return f"{way.verdict}{applied}: {'; '.join(parts)}"
-
-
-def _describe_shortage(short: Shortage) -> str:
-    known = "" if short.missed_share is None else f"; up to {_format_share(short.missed_share)} of requests are refused"
-    found = f"no {short.phase} unit is on" if short.has_no_unit else f"too few {short.phase} units are on"
-    since = "" if short.is_new else ", as before the change"
-    return f"{found} {_at(short.times)}{since}{'' if short.has_no_unit else known}"
 
 
 def _at(times: str) -> str:
@@ -240,6 +250,30 @@ def _nodes(change: Change) -> Iterator[str]:
             runs = group_numbered(sorted(nodes, key=numeric_order))
             names = [f"{run[0]} to {run[-1]}" if len(run) > 1 else run[0] for run in runs]
             yield f"{counted(len(nodes), 'node')} {word}: {_join_limited(names, MAX_RUNS)}"
+
+
+def _yardsticks(change: Change) -> Iterator[str]:
+    """Yield a line on the yardsticks that moved, and one on what else the new plan's figures would be."""
+    moved = change.yardsticks
+    if moved is None:
+        return
+    fields = [each.path if each.values is None else f"{each.path} {' -> '.join(each.values)}" for each in moved.moved]
+    yield f"moved: {_join_limited(fields, MAX_CAUSES)}"
+    if moved.unknown:
+        yield f"nobody knows the new plan's figures under the former ones: {moved.unknown}"
+        return
+    sides = [(COSTS, "", change.cost.after, moved.cost)]
+    sides += [
+        (SPEEDS, f"{phase}'s ", change.performance[phase].after, each) for phase, each in moved.performance.items()
+    ]
+    figures = [
+        f"{of}{names[name]} {_format_figure(again[name])}"
+        for names, of, own, again in sides
+        for name in UNDER_FORMER
+        if name in again and name in names and _format_figure(again[name]) != _format_figure(own.get(name))
+    ]
+    if figures:
+        yield f"under the former ones the new plan has: {'; '.join(figures)}"
 
 
 def _decided(change: Change) -> Iterator[str]:

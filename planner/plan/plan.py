@@ -31,7 +31,7 @@ from planner.facts.part import Digest, Maybe, Part
 from planner.facts.terms import EngineName, Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.unit import Unit
-from planner.plan.expected import Balance, Demand, Performance, Search
+from planner.plan.expected import Balance, Demand, Performance, Promise, Search
 from planner.plan.launch import LaunchDocument, move_disk, restore_map
 from planner.plan.pods import PhasePods, pods_of
 from planner.plan.row import Row
@@ -213,6 +213,14 @@ class Plan(Part):
     def map_digests(self) -> dict[Phase, str]:
         """Return the digest of each phase's map."""
         return {unit.phase: unit.expert_map for unit in self.units}
+
+    @property
+    def promises(self) -> dict[str, Promise | None]:
+        """Return each latency in the spec's SLO -> its promise and prediction; None if it cannot be predicted."""
+        promised = [name for name, value in self.spec.slo.model_dump().items() if value is not None]
+        of_phases = [each.slo or {} for each in (self.performance or {}).values()]
+        found = {str(name): promise for slo in of_phases for name, promise in slo.items()}
+        return {name: found.get(name) for name in promised}
 
     @property
     def nodes_by_unit(self) -> dict[str, tuple[str, ...]]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from planner.compiler import run_passes
 from planner.diff.diff import compare_plans
 from planner.diff.former import judge_former
+from planner.diff.yardsticks import measure_by_former
 from planner.facts.files import only_within
 from planner.facts.quantities import counted, first_of
 from planner.manifests.folder import files_of, kept_plan, require_same_name, stale_files
@@ -146,7 +147,8 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     change = None
     if baseline.plan is not None:
         notes, judged = baseline.notes(call.folder), judge_former(baseline.plan, found)
-        change = compare_plans(baseline.plan, plan, notes, files, no_figures=baseline.unknown, judged=judged)
+        remeasured = measure_by_former(baseline.plan, found)
+        change = compare_plans(baseline.plan, plan, notes, files, baseline.unknown, judged, remeasured)
     foreign = _find_foreign_files(call.folder)
     asked = {each.word for each in call.conditions}
     shared = _find_shared_nodes(call.folder, plan) if "nodes" in asked else {}

@@ -3,10 +3,14 @@
     outage      a phase has no unit that serves, while pods restart or at some hour of the new plan's days
     degraded    a phase serves less than is asked of it; an outage is worse, so it counts too
     slo         a promised latency is missed at the expected speed
-    capacity    less of the day's traffic is answered than before, or a phase's peak load rises above its capacity
+    capacity    less of the day's traffic is answered than before, a phase's peak load rises above its capacity, or
+                units miss demand at an hour of any day that they did not miss before
     cost+10%    a day costs over 10 % more than before
     stale       rendering the spec into its folder again would change a file, or a tool would read a foreign one there
     nodes       another environment's units are on nodes of this one's
+
+A change may move the yardsticks: traffic, promises, the load of predictions, prices. Then slo, capacity and cost are
+judged by those of the base as well, unless the change deploys nothing else.
 
 A condition that cannot be judged holds: a gate that nobody can read must not open. Where nothing runs yet, there is no
 outage, and no capacity and no cost to compare with.
@@ -16,9 +20,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.diff.change import Change, Sides, Verdict
+from planner.diff.change import Change, Sides, Verdict, Yardsticks
+from planner.diff.hours import LEAST_SHARE
 from planner.diff.rollout import SEVERITY
-from planner.diff.wording import verdicts
+from planner.diff.wording import describe_shortage, verdicts
 from planner.facts.part import Part
 from planner.facts.quantities import counted, first_of
 from planner.facts.terms import Phase
@@ -36,14 +41,14 @@ __all__ = [
     "Objection",
     "find_objections",
     "gather_evidence",
-    "latency_promises",
     "read_conditions",
 ]
 
 CHECK = "tidemill gitops check"
 COST = re.compile(r"cost\+(\d{1,6}(?:\.\d{1,6})?)%")
+BY_FORMER = " by the base's yardsticks"
+MERGE_FIRST = "move them first, in a change of nothing else"
 COST_BEFORE = "what a day costs before the change is unknown"
-LEAST_SHARE = 0.0005  # a smaller difference does not show in tenths of a per cent
 
 
 @dataclass(frozen=True)
@@ -105,15 +110,7 @@ def gather_evidence(
     """Return the facts by which conditions judge `change`, which leads to `plan`."""
     speeds = (plan.performance or {}).items()
     unknown = "; ".join(f"{phase}: {each.not_predicted}" for phase, each in speeds if each.not_predicted)
-    return Evidence(change, latency_promises(plan), stale, foreign, unknown, no_figures_before, shared_nodes)
-
-
-def latency_promises(plan: Plan) -> dict[str, Promise | None]:
-    """Return each latency in the spec's SLO -> its promise and prediction; None if it cannot be predicted."""
-    promised = [name for name, value in plan.spec.slo.model_dump().items() if value is not None]
-    of_phases = [each.slo or {} for each in (plan.performance or {}).values()]
-    found = {str(name): promise for slo in of_phases for name, promise in slo.items()}
-    return {name: found.get(name) for name in promised}
+    return Evidence(change, plan.promises, stale, foreign, unknown, no_figures_before, shared_nodes)
 
 
 def find_objections(conditions: Sequence[Condition], evidence: Evidence) -> tuple[Objection, ...]:
@@ -137,14 +134,37 @@ def _explain_worse_verdict(evidence: Evidence, least: Verdict) -> str:
 
 
 def _explain_missed_promises(evidence: Evidence) -> str:
-    reasons = []
-    for name, promise in evidence.promises.items():
-        if promise is None:
-            why = f" ({evidence.not_predicted})" if evidence.not_predicted else ""
-            reasons.append(f"slo.{name} cannot be predicted{why}: take it out of the spec, or slo out of --fail-on")
-        elif not promise.met:
-            reasons.append(f"slo.{name} of {promise.promised:g} is missed: {promise.predicted:,.4g} ms are expected")
-    return "; ".join(reasons)
+    reasons = {name: _explain_promise(name, each, evidence) for name, each in evidence.promises.items()}
+    former = _former_yardsticks(evidence)
+    if former is not None:
+        again = {name: _explain_promise(name, each, evidence, BY_FORMER) for name, each in former.promises.items()}
+        reasons = {name: reasons.get(name) or again[name] for name in {**reasons, **again}} | {"": _unknown(former)}
+    return "; ".join(filter(None, reasons.values()))
+
+
+def _explain_promise(name: str, promise: Promise | None, evidence: Evidence, measured: str = "") -> str:
+    """Say that a promise is missed, or cannot be predicted; empty if it is met."""
+    if promise is None:
+        why = f" ({evidence.not_predicted})" if evidence.not_predicted else ""
+        return f"slo.{name} cannot be predicted{why}: take it out of the spec, or slo out of --fail-on"
+    if promise.met:
+        return ""
+    return f"slo.{name} of {promise.promised:g} is missed{measured}: {promise.predicted:,.4g} ms are expected"
+
+
+def _former_yardsticks(evidence: Evidence) -> Yardsticks | None:
+    """Return the figures under the yardsticks that the change moves; None if it moves none, or nothing else.
+
+    What is deployed is no worse for being measured otherwise.
+    """
+    change = evidence.change
+    return None if change is None or change.old == change.new else change.yardsticks
+
+
+def _unknown(former: Yardsticks) -> str:
+    """Say why the former yardsticks cannot be applied; empty if they can."""
+    moved = first_of([each.path for each in former.moved])
+    return f"nobody knows what the former {moved} would say ({former.unknown}): {MERGE_FIRST}" if former.unknown else ""
 
 
 def _explain_stale_files(evidence: Evidence) -> str:
@@ -170,9 +190,27 @@ def _explain_lost_capacity(evidence: Evidence) -> str:
     change = evidence.change
     if change is None:
         return ""
-    reasons = [_explain_answered_drop(change.cost)]
-    reasons += [_explain_overload(phase, sides, evidence) for phase, sides in change.performance.items() if sides.after]
-    return "; ".join(filter(None, reasons))
+    reasons = _lost_capacity(change.cost, change.performance, evidence)
+    former = _former_yardsticks(evidence)
+    if former is not None and not any(reasons):
+        cost = Sides(before=change.cost.before, after=former.cost)
+        sides = {
+            phase: Sides(before=each.before, after=former.performance.get(phase, {}))
+            for phase, each in change.performance.items()
+        }
+        reasons = [*_lost_capacity(cost, sides, evidence, BY_FORMER), _unknown(former)]
+    short = [describe_shortage(each) for each in change.shortages if each.is_new]
+    return "; ".join(filter(None, [*reasons, *short]))
+
+
+def _lost_capacity(
+    cost: Sides, performance: Mapping[Phase, Sides], evidence: Evidence, measured: str = ""
+) -> list[str]:
+    reasons = [
+        _explain_answered_drop(cost),
+        *(_explain_overload(phase, sides, evidence) for phase, sides in performance.items() if sides.after),
+    ]
+    return [f"{each}{measured}" for each in reasons if each]
 
 
 def _explain_answered_drop(cost: Sides) -> str:
@@ -208,7 +246,7 @@ def _explain_unknown_load(phase: Phase, after: Mapping[str, Row]) -> str:
 
 
 def _explain_higher_cost(evidence: Evidence, percent: float) -> str:
-    change = evidence.change
+    change, former = evidence.change, _former_yardsticks(evidence)
     if change is None:
         return ""
     old, new = map(_daily_cost, (change.cost.before, change.cost.after))
@@ -216,10 +254,18 @@ def _explain_higher_cost(evidence: Evidence, percent: float) -> str:
         return "what a day costs after the change is unknown: write cost.usd_per_gpu_hour"
     if old is None:
         return _explain_unknown_cost(change, evidence.no_figures_before)
+    reason = _explain_increase(old, new, percent)
+    if reason or former is None:
+        return reason
+    again = _daily_cost(former.cost)
+    return _unknown(former) if again is None else _explain_increase(old, again, percent, BY_FORMER)
+
+
+def _explain_increase(old: Row, new: Row, percent: float, measured: str = "") -> str:
     if _number(new) <= _number(old) * (1 + percent / 100):
         return ""
     more = f", {_number(new) / _number(old) - 1:.1%} more" if old.value else ""
-    return f"a day costs {format_value(new)} instead of {format_value(old)}{more}"
+    return f"a day costs {format_value(new)} instead of {format_value(old)}{more}{measured}"
 
 
 def _explain_unknown_cost(change: Change, no_figures_before: str) -> str:

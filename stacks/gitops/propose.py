@@ -23,6 +23,7 @@ from planner.diff.change import Change
 from planner.diff.diff import compare_plans
 from planner.diff.former import judge_former
 from planner.diff.markdown import diff_markdown, escaped
+from planner.diff.yardsticks import measure_by_former
 from planner.facts.files import only_within
 from planner.facts.loads import read_loads
 from planner.facts.quantities import counted
@@ -314,7 +315,8 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
     change = worth = None
     if baseline.plan is not None:
         notes, judged = baseline.notes(paths.folder), judge_former(baseline.plan, found)
-        change = compare_plans(baseline.plan, found.plan, notes, no_figures=baseline.unknown, judged=judged)
+        remeasured = measure_by_former(baseline.plan, found)
+        change = compare_plans(baseline.plan, found.plan, notes, None, baseline.unknown, judged, remeasured)
         worth = weigh_maps(judged, found.plan, change, most_hours) if source.loads else None
     planned = Proposal(found.plan, change, worth, paths.folder, (*named, paths.folder), len(baseline.stale))
     if source.loads is not None and (worth is None or not worth.is_enough):

@@ -17,6 +17,7 @@ from typing import Any
 from planner.compiler import Compiled, plan_from, run_passes
 from planner.diff.diff import compare_plans
 from planner.diff.former import judge_former
+from planner.diff.yardsticks import measure_by_former
 from planner.plan.load import load_plan, read_plan
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_input
@@ -80,8 +81,8 @@ class Source:
         """The verdict on the change from `previous`: what `pulumi up` does to serving units."""
         if self._before is None or not self._before.runnable:
             return "not_compared"
-        judged = judge_former(self._before, self._found)
-        return compare_plans(self._before, self.deployed, judged=judged).ways["pulumi"].verdict
+        judged, remeasured = (judge(self._before, self._found) for judge in (judge_former, measure_by_former))
+        return compare_plans(self._before, self.deployed, judged=judged, remeasured=remeasured).ways["pulumi"].verdict
 
     @cached_property
     def _found(self) -> Compiled | Plan:

@@ -183,6 +183,20 @@ def test_costs_before_are_those_of_the_bases_spec(head, capsys):
     assert "figures before the change are unknown" in " ".join(of_another.out.split())
 
 
+def test_a_lower_price_hides_no_dearer_plan(head, capsys):
+    """Two nodes more cost less a day than before at half the price, and two thirds more at the price before."""
+    for checkout, cost in ((head.parent / "base", 2), (head, 1)):
+        _edit(checkout / "spec.yaml", "\ngateway:", f"\ncost: {{usd_per_gpu_hour: {cost}}}\ngateway:")
+    _edit(head / "spec.yaml", "\n  nodes: 3", "\n  nodes: 5")
+    _edit(head / "spec.yaml", "\ndecode:", "\ndecode:\n  units: 2")
+    main(["render", "spec.yaml", "-o", "deploy"])
+    status, said = _run(capsys, *CHECK, "--fail-on", "cost+10%,stale")
+
+    assert status == 3
+    assert "refused by cost+10%: a day costs $480 instead of $288, 66.7% more by the base's yardsticks" in said.out
+    assert "  yardstick moved: cost.usd_per_gpu_hour 2 -> 1\n" in said.out
+
+
 @pytest.mark.parametrize(
     ("words", "rule"),
     [

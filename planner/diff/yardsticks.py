@@ -1,0 +1,128 @@
+"""Measure the new plan by what the old spec asks, promises and pays, too.
+
+A change may edit the yardsticks that it is judged by: traffic, promised latencies, the load at which latencies are
+predicted, and prices. With half the traffic half the units suffice, and without a promise none is missed. So the new
+plan is compiled again with the former sections in its spec, and each figure is judged twice. Of a promise the stricter
+one counts. What the former spec does not say stays as the new one says it.
+
+Expert loads are no yardstick: they are measured, and both plans are judged under the new ones (`former.py`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.compiler import Compiled
+from planner.diff.change import Yardstick
+from planner.facts.terms import PHASES
+from planner.plan.plan import Plan
+from planner.problems.errors import InfeasibleError, SpecError
+from planner.problems.finding import Unknown
+from planner.rules.check import change_spec
+from planner.spec.operating_point import SloSpec
+from planner.spec.resolved import ResolvedSpec
+from planner.spec.schema import Spec
+
+POINT = "operating_point"
+SECTIONS = ("traffic", "slo", POINT, "cost")
+ZONE = "schedule.timezone"
+FORECAST = ("history", "quantile", "trace", "capacity")  # what a profile is made from, or decides units by
+SET = "set"
+FINISHED = "it is a finished plan, which is not planned again"
+OTHERS = "with them something else would be deployed"
+
+
+@dataclass(frozen=True)
+class Remeasured:
+    """The new plan with its figures under the former yardsticks."""
+
+    plan: Plan | None = None  # None if the yardsticks are the same, or if nobody can tell
+    unknown: str = ""  # why nobody can tell
+
+
+NOTHING_MOVED = Remeasured()
+
+
+def measure_by_former(former: Plan, found: Compiled | Plan) -> Remeasured:
+    """Return the plan of `found` with its figures under the yardsticks of `former`.
+
+    Without figures of `former`, as in a rendered folder, the plan gets those of its demand alone.
+    """
+    new = found.spec if isinstance(found, Plan) else found.resolved.written
+    if all(getattr(former.spec, section) == getattr(new, section) for section in SECTIONS):
+        return NOTHING_MOVED
+    if isinstance(found, Plan):
+        return Remeasured(unknown=FINISHED)
+    try:
+        spec = _with_yardsticks(former, found.choice.spec)
+        deployed = found.deployed
+        choice = replace(found.choice, spec=spec)
+        again = Compiled(spec.document, deployed, found.calibration, keeps_maps=True, known=spec, choice=choice)
+        plan = again.deployed_with_demand if former.report is None else again.plan
+    except (SpecError, InfeasibleError) as error:
+        return Remeasured(unknown=error.findings[0].rule_and_reason)
+    except Unknown:
+        return Remeasured(unknown=OTHERS)
+    return Remeasured(plan) if plan.digest == deployed.digest else Remeasured(unknown=OTHERS)
+
+
+def find_moved(before: Plan, after: Plan) -> Iterator[Yardstick]:
+    """Yield the yardsticks that differ between two plans' specs."""
+    old, new = ({section: plan.written.get(section) for section in SECTIONS} for plan in (before, after))
+    yield from _differing(old, new)
+    zones = [plan.timetable.timezone for plan in (before, after) if plan.timetable]
+    if len(set(zones)) > 1:
+        yield Yardstick(path=ZONE, values=(zones[0], zones[1]))
+
+
+def _with_yardsticks(former: Plan, spec: ResolvedSpec) -> ResolvedSpec:
+    """Return `spec` with the former yardsticks. Raises SpecError if they do not fit it."""
+    sections = {section: former.written.get(section) for section in SECTIONS}
+    sections["slo"] = _stricter(former.spec.slo, spec.written.slo)
+    has_traffic = spec.written.traffic is not None or former.spec.traffic is not None
+    sections[POINT] = _fit_point(sections[POINT] or {}, spec.written, has_traffic=has_traffic)
+    if sections["traffic"]:
+        sections["traffic"] = {key: value for key, value in sections["traffic"].items() if key not in FORECAST}
+    return change_spec(spec, {name: section for name, section in sections.items() if section or name == POINT})
+
+
+def _fit_point(point: Mapping[str, Any], spec: Spec, *, has_traffic: bool) -> dict[str, Any] | None:
+    """Return an operating point with loads as high as its own, or as the limits of the spec's phases allow.
+
+    With traffic, the share of cache hits is that of the traffic.
+    """
+    found = {key: value for key, value in point.items() if key not in PHASES or key in spec.phases}
+    for phase in (each for each in spec.phases if each in found):
+        limits = {"requests": spec.phase(phase).max_requests, "step_tokens": spec.phase(phase).max_batch_tokens}
+        fields = {key: value for key, value in found[phase].items() if key != "cache_hit_rate" or not has_traffic}
+        found[phase] = fields | {key: min(fields[key], most) for key, most in limits.items() if key in fields}
+    return found or None
+
+
+def _stricter(old: SloSpec, new: SloSpec) -> dict[str, float] | None:
+    """Return the smaller of both promises for each latency; None without any."""
+    promised = {
+        name: [each for slo in (old, new) if (each := getattr(slo, name)) is not None] for name in SloSpec.model_fields
+    }
+    return {name: min(each) for name, each in promised.items() if each} or None
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> Iterator[Yardstick]:
+    for key in {**old, **new}:
+        sides = old.get(key), new.get(key)
+        if sides[0] == sides[1]:
+            continue
+        if all(isinstance(each, Mapping) for each in sides):
+            yield from _differing(*sides, f"{above}{key}.")
+        else:
+            words = _in_words(sides[0]), _in_words(sides[1])
+            yield Yardstick(path=f"{above}{key}", values=None if words == (SET, SET) else words)
+
+
+def _in_words(value: Any) -> str:
+    """Return a short value as text; of a list or a section only that there is one."""
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, int | float):
+        return f"{value / 1e6:,.6g}M" if value >= 1e6 else f"{value:,.6g}"
+    return value if isinstance(value, str) else SET

@@ -1,0 +1,96 @@
+"""A change that moves what it is measured by is measured by what was there before as well."""
+
+import pytest
+
+from planner.compiler import run_passes
+from planner.diff.diff import compare_plans
+from planner.diff.text import diff_text
+from planner.diff.yardsticks import FINISHED, NOTHING_MOVED, measure_by_former
+from planner.rules.check import change_spec
+from tests.planner.diff.pairs import SMALL, base
+
+DAY, NIGHT = SMALL["schedule.windows"]
+BUSY = {"traffic.input_tokens": 90e9, "traffic.output_tokens": 12e9}
+QUIET = {"traffic.input_tokens": 20e9, "traffic.output_tokens": 2e9}
+HITS = {"traffic.cache_hit_rate": 0.99, "traffic.output_tokens": 1, "operating_point.prefill.cache_hit_rate": None}
+ALWAYS_NIGHT = {"schedule.windows": [NIGHT]}
+
+
+def _pair(first, fields):
+    spec = change_spec(base(40)[0], first)
+    before = run_passes(spec).plan
+    return before, run_passes(change_spec(spec, fields), before)
+
+
+def _change(first, fields):
+    before, found = _pair(first, fields)
+    return compare_plans(before, found.plan, remeasured=measure_by_former(before, found))
+
+
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        (ALWAYS_NIGHT, "degraded"),
+        (ALWAYS_NIGHT | QUIET, "degraded"),
+        (ALWAYS_NIGHT | {"traffic": None, "cost.prices": None}, "degraded"),
+        (ALWAYS_NIGHT | {"traffic.profile": [1.0] * 8 + [0.0] * 16}, "degraded"),
+        (ALWAYS_NIGHT | HITS, "degraded"),
+        (QUIET, "no_restart"),
+    ],
+)
+def test_the_larger_of_both_demands_counts(fields, verdict):
+    """Whatever the change says of traffic, today's is still there; to say less of it harms nobody."""
+    assert _change(BUSY, fields).verdict == verdict
+
+
+def test_a_clock_that_is_set_back_moves_no_callers():
+    """Windows that start eight hours later, by a zone of the same hours, miss the morning's traffic."""
+    first = BUSY | {"schedule.timezone": "Asia/Shanghai"}
+    change = _change(first, {"schedule.timezone": "UTC"})
+    (short, *_) = change.shortages
+
+    assert (change.verdict, short.is_new) == ("degraded", True)
+    assert short.times == "01:00-08:00"
+    assert "moved: schedule.timezone Asia/Shanghai -> UTC" in diff_text(change)
+
+
+def test_speed_is_that_at_the_former_load_too():
+    """With shorter contexts a rank serves more requests, so fewer units would seem to do."""
+    first, fewer = BUSY | {"traffic.output_tokens": 16e9}, {"schedule.windows": [DAY | {"decode_units": 1}, NIGHT]}
+    short = fewer | {"operating_point.decode.kv_tokens": 100}
+
+    assert _change(first, fewer).verdict == _change(first, short).verdict == "degraded"
+
+
+def test_the_former_promise_price_and_load_have_figures_of_their_own():
+    """Each is shown where it differs, and the stricter of both promises counts."""
+    first = {"slo.tpot_ms": 60}
+    price = _change(first, {"cost.usd_per_gpu_hour": 1})
+    eased = _change(first, {"slo.tpot_ms": 70}).yardsticks.promises["tpot_ms"]
+    stricter = _change(first, {"slo.tpot_ms": 50}).yardsticks.promises["tpot_ms"]
+    light = _change(first, {"slo": None, "operating_point.decode.requests": 8}).yardsticks.promises["tpot_ms"]
+
+    assert [each.promised for each in (eased, stricter, light)] == [60, 50, 60]
+    assert light.predicted == eased.predicted
+    assert "moved: cost.usd_per_gpu_hour 2 -> 1" in diff_text(price)
+    assert "under the former ones the new plan has: each day $10,880" in " ".join(diff_text(price).split())
+
+
+def test_a_former_load_beyond_the_new_limits_is_that_of_the_limits():
+    """No rank works on more than max_requests, whatever the former operating point was."""
+    fields = {"decode.max_requests": 64, "operating_point.decode.requests": 16}
+    before, found = _pair({}, fields)
+    rows = measure_by_former(before, found).plan.performance["decode"]
+
+    assert (before.spec.operating_point.decode.requests, rows.operating_point.requests) == (88, 64)
+
+
+def test_without_other_yardsticks_nothing_is_compiled_again():
+    """A plan that is finished cannot be, and says so only where it matters."""
+    before, found = _pair({}, {"kubernetes.image": "another:2"})
+    priced, again = _pair({}, {"cost.usd_per_gpu_hour": 3})
+    finished = measure_by_former(priced, again.plan)
+
+    assert measure_by_former(before, found) is measure_by_former(before, found.plan) is NOTHING_MOVED
+    assert finished.unknown == FINISHED
+    assert FINISHED in " ".join(diff_text(compare_plans(priced, again.plan, remeasured=finished)).split())
