@@ -81,8 +81,18 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
     def decided(choice: Choice) -> Compiled:
         return Compiled(choice.spec.document, previous, calibration, known=choice.spec, choice=choice)
 
-    near = map(decided, decide_near(spec, _former_sizes(spec, previous)))
-    candidate = next((each for each in near if not refusals_of(each, "mapped")), None) or decided(decide(spec))
+    former, missed = _former_sizes(spec, previous), dict[str, str]()
+    for sizes, near in decide_near(spec, former):
+        if isinstance(near, Choice):
+            refusals = refusals_of(decided(near), "mapped")
+            if not refusals:
+                choice = near
+                break
+            near = refusals[0].broken_rule
+        missed |= dict.fromkeys(sizes, near)
+    else:
+        choice = decide(spec)
+    candidate = decided(choice.explain_resizing(former, missed))
     _require_plan(candidate)
     return candidate
 

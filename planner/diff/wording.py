@@ -118,7 +118,7 @@ def topics(change: Change) -> tuple[Topic, ...]:
         Topic("nodes", tuple(_nodes(change)), 3),
         Topic("day", tuple(_day(change)), 4, is_detail=True),
         Topic("yardstick", tuple(_yardsticks(change)), 6),
-        Topic("decided", tuple(_decided(change)), 4),
+        Topic("decided", tuple(_decided(change)), 6),
         Topic("loads", tuple(_loads(change)), 5),
         Topic("cost", tuple(_cost(change)), 8),
         *performance,

@@ -66,6 +66,11 @@ class Finding:
         return f"{self.rule_and_reason}; {_shorten(str(self.fix))}"
 
     @property
+    def broken_rule(self) -> str:
+        """The first part of the message: field and value with the rule, without the reason."""
+        return replace(self, reason="").rule_and_reason.removesuffix("; ")
+
+    @property
     def rule_and_reason(self) -> str:
         """The message without its last part, the fix."""
         _, _, rule_text = self.rule.partition(" ")

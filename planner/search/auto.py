@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 
 DEFAULT_WITHOUT_SPEED = "what it is by default, as speeds decide it and are not known"
 
+TOO_SLOW = "the traffic's busiest hour is not served"
+
 AUTO_FIELDS = ("ep_size", "redundant_experts", "max_requests")
 
 Numbers = dict[str, int]
@@ -83,33 +85,59 @@ class Choice:
     decisions: tuple[Decision, ...]  # defaults included
     search: "LayoutSearch | None"  # None if speed decided nothing
 
+    def explain_resizing(self, former: Former, missed: Mapping[str, str]) -> "Choice":
+        """Return the choice with what the `former` sizes that it gives up would miss, by path, in its reasons."""
+        resized = {each.path for each in self.decisions if former.get(each.path, each.value) != each.value}
+        decisions = (
+            replace(each, why=f"with the former sizes {missed[each.path]}; now {each.why}")
+            if each.path in resized & missed.keys()
+            else each
+            for each in self.decisions
+        )
+        return replace(self, decisions=tuple(decisions))
 
-def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[Choice]:
-    """Yield decided versions of `spec` that keep `former` sizes of units, and that meet the SLO and the traffic."""
-    for sizes in _fitting_sizes(spec, former):
-        try:
-            choice = decide(spec, sizes)
-        except (SpecError, InfeasibleError):
-            continue
-        if choice.search is None or not choice.search.is_short:
-            yield choice
+
+def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[tuple[Former, Choice | str]]:
+    """Yield `former` sizes of units, by path, each with the choice for `spec` that adopts them or with what they miss.
+
+    Sizes that do not fit come first, then all that do, then those of one phase alone.
+    """
+    fitting: list[Former] = []
+    for sizes, miss in _check_sizes(spec, former):
+        if miss:
+            yield sizes, miss
+        else:
+            fitting.append(sizes)
+    together = [dict(chain.from_iterable(each.items() for each in fitting))] if len(fitting) > 1 else []
+    yield from ((sizes, _adopt(spec, sizes)) for sizes in (*together, *fitting))
 
 
-def _fitting_sizes(spec: ResolvedSpec, former: Former) -> Iterator[Former]:
-    """Yield sets of `former` sizes (path -> number) to try: of all phases whose units still fit, then of each alone."""
-    fitting: list[dict[str, int]] = []
+def _adopt(spec: ResolvedSpec, sizes: Former) -> Choice | str:
+    """Return the choice with these sizes, or the rule, promise or traffic that it would miss."""
+    try:
+        choice = decide(spec, sizes)
+    except (SpecError, InfeasibleError) as error:
+        return error.findings[0].broken_rule
+    return TOO_SLOW if choice.search is not None and choice.search.is_short else choice
+
+
+def _check_sizes(spec: ResolvedSpec, former: Former) -> Iterator[tuple[Former, str]]:
+    """Yield the `former` sizes of each phase, by path, and why its units no longer fit; empty if they do."""
     by_speed, (spec, _) = needs_speed(spec), _adopt_checkpoint_precision(spec)
     for phase in spec.phases:
         section = spec.phase(phase)
         autos = {field: f"{phase}.{field}" for field in FIELDS if is_auto(section, field)}
         numbers = {field: former[path] for field, path in autos.items() if path in former}
+        if not numbers:
+            continue
         wanted = 1 if by_speed else numbers.get("max_requests", _wanted_requests(phase, section))
         tried, tokens = spec.with_numbers(phase, numbers), _written_point(spec, phase)[1]
-        if numbers and runs_layout(tried, phase) and _has_room(tried, phase, wanted, tokens):
-            fitting.append({autos[field]: number for field, number in numbers.items()})
-    if len(fitting) > 1:
-        yield dict(chain.from_iterable(each.items() for each in fitting))
-    yield from fitting
+        miss = ""
+        if not runs_layout(tried, phase):
+            miss = f"{spec.written.engine_name} does not run the layout"
+        elif not _has_room(tried, phase, wanted, tokens):
+            miss = f"a GPU has no room for {_requests_in_words(wanted)} of {section.max_request_tokens:,} tokens"
+        yield {autos[field]: number for field, number in numbers.items()}, miss
 
 
 def decide(spec: ResolvedSpec, former: Former | None = None) -> Choice:

@@ -76,7 +76,10 @@ def test_sizes_that_memory_decided_stay_while_the_requests_fit(requests, keeps):
     before, after = run_passes(spec_with(64)).deployed, spec_with(requests)
     near, anew = run_passes(after, before).deployed, run_passes(after).deployed
 
+    no_room = "with the former sizes a GPU has no room for 128 requests of 4,096 tokens; now the smallest unit"
+
     assert near.phases["decode"].ep_size == (before if keeps else anew).phases["decode"].ep_size
+    assert reason_of(near, "decode.ep_size").startswith(AS_BEFORE if keeps else no_room)
     assert anew.phases["decode"].ep_size != before.phases["decode"].ep_size
 
 
@@ -85,3 +88,18 @@ def test_another_gpu_gets_sizes_of_its_own(before):
     after = change_spec(spec_of(24, OUTPUT_TOKENS), {"cluster.gpu": "h200"})
 
     assert AS_BEFORE not in {each.why for each in run_passes(after, before).deployed.decisions}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "promises", "missed"),
+    [
+        (24, {"tpot_ms": 20, "ttft_ms": 150}, "slo.ttft_ms (150.0) must be at least 153 for prefill"),
+        (13, {"tpot_ms": 20, "ttft_ms": 1000}, "cluster.nodes (13) must be at least 14"),
+    ],
+)
+def test_a_size_that_is_given_up_says_what_it_would_miss(nodes, promises, missed, before):
+    """Whoever reads the new size asks why the old one does not stay."""
+    near = run_passes(spec_of(nodes, OUTPUT_TOKENS, slo=promises), before).deployed
+
+    assert reason_of(near, "prefill.ep_size").startswith(f"with the former sizes {missed}")
+    assert "; now " in reason_of(near, "prefill.ep_size")
