@@ -35,6 +35,7 @@ PARENTHESES_OR_WORDS = re.compile(r"\([^()]*\)\S*|\S+")
 MAX_CAUSES = 6  # shown for a restart
 MAX_GROUPS = 4  # shown; a group is units that restart for the same causes
 MAX_RUNS = 6  # shown; a run is names with consecutive numbers
+ALL_NAMED = "(--format json names all)"
 FATES: tuple[Fate, ...] = ("new", "moved", "restarted", "removed")
 TOOL_WORDS: dict[Tool, str] = {"git": "by Git or kubectl, all at once", "pulumi": "by pulumi up, in turns"}
 WITH_CONTROLLER: dict[Tool, str] = {
@@ -202,7 +203,7 @@ def _units(change: Change, fate: Fate) -> Iterator[str]:
         causes = f": {_join_limited(why, MAX_CAUSES)}" if why else ""
         yield f"{_name_units(change.name, units)}{causes}"
     if rest := [unit for _, units in groups[MAX_GROUPS:] for unit in units]:
-        yield f"{counted(len(rest), 'other')} for other causes"
+        yield f"{counted(len(rest), 'other')} for other causes {ALL_NAMED}"
 
 
 def _causes(unit: UnitChange) -> tuple[str, ...]:
@@ -219,7 +220,7 @@ def _name_units(plan: str, units: Sequence[UnitChange]) -> str:
 
 
 def _join_limited(parts: Sequence[str], most: int) -> str:
-    more = [f"and {counted(len(parts) - most, 'other')}"] if len(parts) > most else []
+    more = [f"and {counted(len(parts) - most, 'other')} {ALL_NAMED}"] if len(parts) > most else []
     return ", ".join([*parts[:most], *more])
 
 

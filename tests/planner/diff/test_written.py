@@ -118,6 +118,17 @@ def test_the_text_always_fits_a_screen(units, nodes, change):
     assert "..." not in text or "--format json has what is cut" in text
 
 
+def test_units_that_the_text_leaves_out_are_named_in_json(change):
+    """The text counts them, and says where a reviewer of many units finds each of them."""
+    names = [f"deepseek-r1-decode-{number}" for number in range(0, 60, 2)]
+    unit = {"phase": "decode", "change": "restarted", "why": ("image",), "values": {}, "in_turn": False}
+    many = change.model_copy(update={"units": tuple(UnitChange(name=name, **unit) for name in names)})
+    text = " ".join(diff_text(many).split())
+
+    assert "decode-8, decode-10, and 24 others (--format json names all): image" in text
+    assert [each["name"] for each in many.as_json()["units"]] == names
+
+
 HOSTILE = (
     "`a` @someone #1 !2 %3 gh-4 HTTPS://evil.example www.evil.example <img src=x onerror=alert(1)> | $x$ "
     "[b](https://evil.example) **c** \x1b[2J"
