@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from threading import Thread
@@ -25,6 +25,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from planner.problems.errors import CallError, TidemillError
 from planner.problems.finding import Finding
 from planner.problems.printable import without_passwords
+from stacks.gitops.patience import TOO_SLOW, TRY_LATER, Patience
 from stacks.gitops.refusals import PROPOSE, refused
 
 __all__ = [
@@ -55,7 +56,6 @@ HTTP = ("http://", "https://")
 SCP = re.compile(r"(?:[\w.-]+@)?([\w.-]+):(?!/)(.+)")  # git@github.com:owner/name.git
 PATH = re.compile(r"(?!.*(^|/)\.+(/|$))[\w.~-]+(/[\w.~-]+)+")
 TIMEOUT_S = 30  # assumed: the longest read from a forge
-MOST_S = 120  # assumed: the longest time of a whole answer, which may come byte by byte
 UNREADABLE = (OSError, http.client.HTTPException, ValueError)  # what urllib raises without an HTTP answer
 MAX_ANSWER_BYTES = 2**24  # assumed: a page of 50 pull requests, each with a text of 64 KiB, has a fifth
 _Fetched = tuple[urllib.error.HTTPError | None, bytes]
@@ -83,6 +83,7 @@ class Repository:
     root: str  # where the forge runs: `https://git.example:3000`, or `https://example.com/gitlab`
     path: str  # `group/name`
     token: str = field(repr=False)
+    patience: Patience = field(default_factory=Patience, repr=False, compare=False)
 
     @property
     def by_http(self) -> bool:
@@ -276,7 +277,10 @@ def _send(repository: Repository, method: str, path: str, body: dict[str, str] |
         f"{repository.api}{path}", content, headers, method=method
     )
     try:
-        error, answer = _fetch_in_time(request)
+        with repository.patience.spend() as left_s:
+            error, answer = _fetch_in_time(request, left_s)
+    except _TooSlow:
+        raise ForgeError(repository, TOO_SLOW, TRY_LATER) from None
     except UNREADABLE as failure:
         said = getattr(failure, "reason", None) or str(failure) or type(failure).__name__
         raise ForgeError(repository, f"it cannot be reached: {said}") from None
@@ -290,8 +294,12 @@ def _send(repository: Repository, method: str, path: str, body: dict[str, str] |
         raise ForgeError(repository, "its answer is no JSON", "is --forge right?") from None
 
 
-def _fetch_in_time(request: urllib.request.Request) -> _Fetched:
-    """Return `_fetch(request)`, or raise TimeoutError after `MOST_S`: a server may trickle its answer byte by byte."""
+class _TooSlow(Exception):
+    """The forge has not answered in the time that is left."""
+
+
+def _fetch_in_time(request: urllib.request.Request, left_s: float) -> _Fetched:
+    """Return `_fetch(request)`, or raise _TooSlow after `left_s`: a server may trickle its answer byte by byte."""
     fetched: Future[_Fetched] = Future()
 
     def fetch() -> None:
@@ -301,10 +309,9 @@ def _fetch_in_time(request: urllib.request.Request) -> _Fetched:
             fetched.set_exception(error)
 
     Thread(target=fetch, daemon=True).start()
-    try:
-        return fetched.result(MOST_S)
-    except TimeoutError as error:
-        raise TimeoutError(str(error) or f"it has not answered within {MOST_S} s") from None
+    if not wait([fetched], left_s).done:
+        raise _TooSlow
+    return fetched.result()
 
 
 def _fetch(request: urllib.request.Request) -> _Fetched:
