@@ -63,6 +63,7 @@ from stacks.gitops.git import (
     remote_address,
     require_branch,
     require_identity,
+    require_no_filter,
     require_unchanged,
     require_within,
 )
@@ -300,6 +301,7 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
     paths, named = source.paths, list(source.contents)
     for each in (*named, paths.folder):
         require_within(Path.cwd(), str(each), each)
+    require_no_filter(checkout, Path.cwd(), (*named, paths.folder))
     kept = kept_plan(paths.folder)
     baseline = read_baseline(paths, Path())
     if source.loads is None:

@@ -33,13 +33,14 @@ from stacks.gitops.forge import TOKEN, ForgeError, Repository, read_repository
 from stacks.gitops.gate import read_conditions
 from stacks.gitops.git import (
     Checkout,
-    GitError,
     Heads,
     find_checkout,
     require_branch,
+    require_no_filter,
     require_unchanged,
     require_within,
 )
+from stacks.gitops.git_process import GitError
 from stacks.gitops.init import make_environments, require_loads, require_repository, require_safe_path, write_files
 from stacks.gitops.propose import Call as ProposeCall
 from stacks.gitops.propose import check_payback
@@ -219,6 +220,12 @@ def _spec_that_others_changed(folder):
     require_unchanged(find_checkout(folder), "origin", Heads("main", base, None), [Path("spec.yaml")])
 
 
+def _filtered_file(folder):
+    subprocess.run(["git", "init"], cwd=folder, check=True, capture_output=True)
+    (folder / ".gitattributes").write_text("loads.json filter=lfs\n")
+    require_no_filter(find_checkout(folder), folder, [Path("loads.json")])
+
+
 def _plan_in_place_of_a_spec(folder):
     (folder / "plan.json").write_text(pretty_json(compile_plan(check_spec(DEMO_SPEC)).as_json()))
     return str(folder / "plan.json")
@@ -345,11 +352,12 @@ BROUGHT_ABOUT = {
     "R615": lambda _: _raise(no_loads_file("tidemill gitops propose", "--loads")),
     "R616": lambda _: _raise(GitError("push", "error: failed to push some refs")),
     "R617": lambda _: _raise(ForgeError(OUR_REPOSITORY, "HTTP 401: Bad credentials")),
-    "R618": lambda folder: require_branch(Checkout(folder, folder), "main", "main"),
+    "R618": lambda folder: require_branch(Checkout(folder, folder, folder), "main", "main"),
     "R619": lambda _: check_payback(ProposeCall(Path("spec.yaml"), Path("deploy"), most_hours=12.0)),
     "R620": lambda _: make_environments(Path("spec.yaml"), Path("deploy"), (), "dev,Prod"),
     "R621": lambda _: require_loads("http://ada:secret@prometheus:9090", ()),
     "R622": lambda _: _forge("https://git.example/o/r.git", url="https://git.example/gitlab"),
+    "R623": _filtered_file,
     "S733": lambda _: deployment.require_cpu(ON_GPUS, Path("spec.yaml")),
 }
 

@@ -11,7 +11,6 @@ import pytest
 from planner.problems.errors import CallError
 from stacks.gitops.forge import Repository
 from stacks.gitops.git import (
-    GitError,
     Heads,
     commit_folder,
     export_commit,
@@ -24,12 +23,8 @@ from stacks.gitops.git import (
     require_identity,
     require_unchanged,
 )
-
-NAME = ("-c", "user.name=Ada", "-c", "user.email=ada@git.example")
-
-
-def git(folder, *words):
-    return subprocess.run(["git", *NAME, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+from stacks.gitops.git_process import GitError
+from tests.stacks.gitops.git_server import git, serve_repositories
 
 
 @pytest.fixture
@@ -150,13 +145,15 @@ def test_a_branch_has_a_name_of_its_own(name, checkout):
 
 def test_a_push_brings_the_commit_alone(checkout, tmp_path):
     """No tags, no submodules and no options for the server, whatever the user's configuration says."""
-    remote = tmp_path / "remote.git"
+    remote = tmp_path / "served" / "remote.git"
     git(tmp_path, "init", "-q", "--bare", str(remote))
     commit = make_commit(checkout, tmp_path / "scratch")
     git(checkout.root, "tag", "-a", "-m", "A tag", "v1", commit)
     for name, value in {"push.followTags": "true", "push.recurseSubmodules": "only", "push.pushOption": "evil"}.items():
         git(checkout.root, "config", name, value)
-    push_commit(checkout, Repository("gitea", str(remote), "", "o/r", "secret-token"), commit, "tidemill/deploy", None)
+    with serve_repositories(remote.parent) as (host, _):
+        repository = Repository("gitea", f"{host}/remote.git", host, "o/r", "secret-token")
+        push_commit(checkout, repository, commit, "tidemill/deploy", None)
 
     assert git(remote, "for-each-ref", "--format=%(objectname) %(refname)") == f"{commit} refs/heads/tidemill/deploy"
 
