@@ -7,6 +7,7 @@ bytes of the files, and a file that needs a filter is refused. `git_process.py` 
 
 import hashlib
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,12 +83,14 @@ def remote_address(checkout: Checkout, remote: str) -> str:
 
 
 def require_identity(checkout: Checkout) -> None:
-    """Raises GitError if git has no name and address for the author of commits."""
+    """Raises GitError if git has no name and address for commits. By the author's address we know our own."""
     try:
-        run_git("var", ["GIT_COMMITTER_IDENT"], checkout.root)
+        identities = [run_git("var", [each], checkout.root) for each in ("GIT_AUTHOR_IDENT", "GIT_COMMITTER_IDENT")]
     except GitError:
+        identities = [""]
+    if not all(map(_email, identities)):
         reason, fix = "it knows no name and address for commits", "git config user.name NAME, and user.email ADDRESS"
-        raise GitError("commit", reason, fix) from None
+        raise GitError("commit", reason, fix)
 
 
 def require_branch(checkout: Checkout, branch: str, into: str) -> None:
@@ -136,10 +139,10 @@ def require_unchanged(checkout: Checkout, remote: str, heads: Heads, paths: Sequ
         start = run_git("merge-base", ["HEAD", heads.base], checkout.root).strip()
     except GitError:
         raise _lacks_history() from None
-    for changed in _list_changed(checkout, start, heads.base, paths):
-        pull = f"git add -A && git pull --rebase --autostash {remote} {heads.into}"
+    if changed := _list_changed(checkout, start, heads.base, paths):
+        pull = f"git add -A && git pull --rebase --autostash {shlex.join([remote, heads.into])}"
         reason = "others have changed it since, and that would be undone"
-        raise changed_elsewhere(changed, reason, f"take that over, your edits on top: {pull}")
+        raise changed_elsewhere(changed[0], reason, f"take that over, your edits on top: {pull}")
 
 
 def _lacks_history() -> GitError:
@@ -207,7 +210,8 @@ def is_own_commit(checkout: Checkout, commit: str, base: str, paths: Sequence[Pa
     tree, parents = re.findall(r"^tree (\w+)$", head, re.M), re.findall(r"^parent (\w+)$", head, re.M)
     title, _, seal = message.strip().partition(f"\n\n{TRAILER}")
     authors = re.findall(r"^author (.*)$", head, re.M)[0], run_git("var", ["GIT_AUTHOR_IDENT"], checkout.root)
-    if len(parents) != 1 or seal != _seal(parents[0], tree[0], title) or len(set(map(_email, authors))) != 1:
+    theirs, ours = map(_email, authors)
+    if len(parents) != 1 or seal != _seal(parents[0], tree[0], title) or theirs != ours or not ours:
         return False
     changed = _list_changed(checkout, parents[0], commit)
     is_within = all(any(Path(each).is_relative_to(path) for path in paths) for each in changed)

@@ -106,6 +106,17 @@ def test_a_colleagues_proposal_is_not_ours(checkout, tmp_path):
     assert not is_own_commit(checkout, theirs, f"{theirs}^", [Path("deploy")])
 
 
+def test_without_an_address_no_proposal_is_ours(checkout, tmp_path):
+    """Everybody without one would be the same author, and would replace the others' proposals unread."""
+    git(checkout.root, "config", "user.email", "")
+    unknown = make_commit(checkout, tmp_path / "scratch")
+
+    assert "<>" in git(checkout.root, "cat-file", "commit", unknown)
+    assert not is_own_commit(checkout, unknown, f"{unknown}^", [Path("deploy")])
+    with pytest.raises(GitError, match=r"user\.email"):
+        require_identity(checkout)
+
+
 @pytest.mark.parametrize("parents", [1, 2])
 def test_a_sealed_commit_with_a_file_besides_is_not_ours(parents, checkout, tmp_path):
     """Whoever may push can compute the seal: for a commit with more in it, or for one upon a commit of their own."""
@@ -251,21 +262,23 @@ def test_a_refused_token_is_not_repeated(place, checkout, tmp_path):
     assert not (tmp_path / "told").exists()
 
 
-def test_others_changes_are_taken_over_without_losing_edits(checkout, tmp_path):
-    """The advice is a command that works, and keeps an edited file and a new one."""
+@pytest.mark.parametrize("branch", ["main", "a'b;touch$IFS'evil'"])
+def test_others_changes_are_taken_over_without_losing_edits(branch, checkout, tmp_path):
+    """The advice is a command that works whatever the branch is called, and keeps an edited file and a new one."""
     text = "".join(f"line {number}\n" for number in range(9))
     (checkout.root / "spec.yaml").write_text(text)
     git(checkout.root, "commit", "-q", "-a", "-m", "Second")
+    git(checkout.root, "branch", "-q", "-m", branch)
     git(tmp_path, "clone", "-q", "--bare", "checkout", "remote.git")
     git(checkout.root, "remote", "add", "origin", str(tmp_path / "remote.git"))
     git(tmp_path, "clone", "-q", "remote.git", "other")
     (tmp_path / "other" / "spec.yaml").write_text(f"{text}theirs\n")
     git(tmp_path / "other", "commit", "-q", "-a", "-m", "Theirs")
-    git(tmp_path / "other", "push", "-q", "origin", "main")
+    git(tmp_path / "other", "push", "-q", "origin", branch)
     (checkout.root / "spec.yaml").write_text(f"ours\n{text}")
     (checkout.root / "new.yaml").write_text("ours")
     git(checkout.root, "fetch", "-q", "origin")
-    heads = Heads("main", git(checkout.root, "rev-parse", "origin/main"), None)
+    heads = Heads(branch, git(checkout.root, "rev-parse", f"origin/{branch}"), None)
     with pytest.raises(CallError, match="R614") as refused:
         require_unchanged(checkout, "origin", heads, [Path("spec.yaml")])
     advice = str(refused.value.findings[0].fix).partition(": ")[2]
