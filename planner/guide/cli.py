@@ -1,6 +1,7 @@
 """The commands `explain`, which describes a rule or a field, and `init`, which writes a first spec."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def _init(arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         print_json({"file": str(arguments.output), "spec": text})
     else:
-        print(f"{arguments.output}: written; next: tidemill plan {arguments.output}")
+        print(f"{arguments.output}: written; next: tidemill plan {shlex.quote(str(arguments.output))}")
 
 
 def _read_line(prompt: str) -> str:

@@ -14,6 +14,7 @@ The file of a unit or map has a digest of itself (`stamp.py`), so an edit by han
 """
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,14 +74,15 @@ def join_plan(folder: Path) -> Plan:
 
 def _describe_repair(folder: Path) -> str:
     """Describe how to repair a folder. Planning into an empty folder instead could move units that run."""
-    of_branch = f"git rm -rfq {folder} && git checkout BRANCH -- {folder}"
+    quoted = shlex.quote(str(folder))
+    of_branch = f"git rm -rfq {quoted} && git checkout BRANCH -- {quoted}"
     return f"put back what tidemill render wrote, after a merge that of one branch ({of_branch}), and render again"
 
 
 def _missing_plan(folder: Path) -> CallError:
     """Return the error for a folder of an earlier version, which stored its plan as one file or not at all."""
     before = folder / "plan.json"
-    runs = str(before) if before.is_file() else "PLAN.json, the plan of what runs"
+    runs = shlex.quote(str(before)) if before.is_file() else "PLAN.json, the plan of what runs"
     fix = f"render into a new folder with --previous {runs}"
     reason = "only a folder that this version of tidemill render wrote has it"
     return plan_error(folder / SHARED_FILE, "S905 must be a readable plan", reason, fix)

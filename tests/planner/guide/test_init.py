@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -226,3 +227,12 @@ def test_an_answer_of_another_form_is_refused(option, words, tmp_path, monkeypat
     assert main(["init", *HAVE, f"{option}={words}"]) == 2
     assert f"tidemill init: {option}" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_call_can_be_pasted(tmp_path, monkeypatch, capsys):
+    """Whatever the file is called."""
+    monkeypatch.chdir(tmp_path)
+    main(["init", *HAVE, "-o", "a first; spec.yaml"])
+    _, _, next_call = capsys.readouterr().out.partition("next: ")
+
+    assert shlex.split(next_call) == ["tidemill", "plan", "a first; spec.yaml"]

@@ -1,6 +1,8 @@
 """A plan as the files of a rendered folder: what is read is what was written, and nothing else is accepted."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -196,3 +198,28 @@ def test_git_may_change_line_ends(folder):
         path.write_text(path.read_text(), newline="\r\n")
 
     assert join_plan(folder).digest == digest
+
+
+def test_the_repair_of_a_folder_can_be_pasted(plan, tmp_path):
+    """Whatever the folder is called."""
+    folder = tmp_path / "a; folder"
+    (folder / "plan").mkdir(parents=True)
+    for name, text in spread_plan(plan).items():
+        (folder / name).write_text(text)
+    (folder / MAP).write_text("edited")
+    with pytest.raises(CallError) as refused:
+        join_plan(folder)
+    (repair,) = re.findall(r"\((git .*)\)", str(refused.value.findings[0].fix))
+
+    assert shlex.split(repair) == [
+        "git",
+        "rm",
+        "-rfq",
+        str(folder),
+        "&&",
+        "git",
+        "checkout",
+        "BRANCH",
+        "--",
+        str(folder),
+    ]
