@@ -10,7 +10,8 @@ request are left alone. A pull request that was closed with this very change is 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,7 +68,7 @@ from stacks.gitops.git import (
     require_unchanged,
     require_within,
 )
-from stacks.gitops.refusals import PROPOSE, loads_refused, no_loads_file, refused
+from stacks.gitops.refusals import PROPOSE, link_refused, loads_refused, no_loads_file, refused
 from stacks.gitops.worth import PAYBACK_HOURS, Worth, weigh_maps
 
 __all__ = [
@@ -80,6 +81,7 @@ __all__ = [
     "check_payback",
     "decide",
     "propose",
+    "refuse_links",
 ]
 
 Result = Literal["opened", "updated", "unchanged", "left_alone", "closed", "nothing"]
@@ -224,7 +226,7 @@ def propose(call: Call) -> Outcome:
     with TemporaryDirectory(prefix="tidemill-") as scratch:
         tree = export_commit(checkout, heads.base, Path(scratch))
         with chdir(tree), only_within([tree]):  # reviewers have no files from elsewhere
-            proposal = _make_proposal(checkout, heads.base, source, call.most_hours or PAYBACK_HOURS)
+            proposal = _make_proposal(checkout, heads, source, call.most_hours or PAYBACK_HOURS)
     if proposal.commit is None:
         why = _explain_nothing(proposal, source, heads)
         request = _withdraw(checkout, repository, heads, branch, proposal, why) if source.loads else None
@@ -296,11 +298,10 @@ def branch_of(folder: Path, *, with_loads: bool) -> str:
     return f"tidemill/{'.'.join(parts)}"
 
 
-def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: float) -> Proposal:
-    """Plan, render and commit a proposal in the working directory, which has the files of the commit `base`."""
+def _make_proposal(checkout: Checkout, heads: Heads, source: Source, most_hours: float) -> Proposal:
+    """Plan, render and commit a proposal in the working directory, which has the files of the commit `heads.base`."""
     paths, named = source.paths, list(source.contents)
-    for each in (*named, paths.folder):
-        require_within(Path.cwd(), str(each), each)
+    refuse_links((*named, paths.folder), heads.into)
     require_no_filter(checkout, Path.cwd(), (*named, paths.folder))
     kept = kept_plan(paths.folder)
     baseline = read_baseline(paths, Path())
@@ -310,7 +311,7 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
         spec = read_spec(paths.spec, paths.overlays)
     else:
         _require_same(source.contents)
-        written, spec = _replace_loads(paths, source.loads)
+        written, spec = _replace_loads(paths, source.loads, heads.into)
         named.append(written)
     found = run_passes(spec, kept)
     require_same_name(paths.folder, kept, found.plan)
@@ -324,7 +325,19 @@ def _make_proposal(checkout: Checkout, base: str, source: Source, most_hours: fl
     if source.loads is not None and (worth is None or not worth.is_enough):
         return planned
     write_folder(paths.folder, files_of(found.plan, kept))
-    return replace(planned, commit=commit_folder(checkout, Path.cwd(), base, planned.paths, planned.title))
+    commit = commit_folder(checkout, Path.cwd(), heads.base, planned.paths, planned.title)
+    return replace(planned, commit=commit)
+
+
+def refuse_links(paths: Iterable[Path], branch: str) -> None:
+    """Raises CallError if a link is on the way to one of `paths` on `branch`, whose files the working directory has.
+
+    What is written through a link changes files elsewhere, which the commit does not have.
+    """
+    for path in paths:
+        for each in (*reversed(path.parents[:-1]), path):
+            if each.is_symlink():
+                raise link_refused(f"{each} on {branch}")
 
 
 def _require_same(contents: Mapping[Path, bytes]) -> None:
@@ -335,10 +348,11 @@ def _require_same(contents: Mapping[Path, bytes]) -> None:
             raise changed_elsewhere(str(path), reason, fix)
 
 
-def _replace_loads(paths: Paths, loads: NewLoads) -> tuple[Path, ResolvedSpec]:
+def _replace_loads(paths: Paths, loads: NewLoads, branch: str) -> tuple[Path, ResolvedSpec]:
     """Write new loads to the file that the spec's `expert_load.file` names. Return that file's path, and the spec.
 
-    Raises CallError if the spec names no such file, or if the loads have another format or do not fit the model.
+    Raises CallError if the spec names no such file on `branch`, or if the loads have another format or do not fit the
+    model.
     """
     spec = read_spec(paths.spec, paths.overlays)
     written = spec.written.expert_load.file
@@ -347,7 +361,9 @@ def _replace_loads(paths: Paths, loads: NewLoads) -> tuple[Path, ResolvedSpec]:
     if (loads.path.suffix == NPY) != (Path(written).suffix == NPY):
         reason, fix = f"that is {written}, and one of them is {NPY}", f"give a file like {written}"
         raise loads_refused(PROPOSE, "--loads", str(loads.path), reason, fix)
-    path = require_within(Path.cwd(), "expert_load.file", Path(spec.document.file).parent / written)
+    path = Path(os.path.normpath(Path(spec.document.file).parent / written))
+    refuse_links([path], branch)
+    path = require_within(Path.cwd(), "expert_load.file", path)
     _write(path, loads.content)
     try:
         return path, read_spec(paths.spec, paths.overlays)

@@ -160,6 +160,21 @@ def test_a_pull_request_that_was_closed_stays_closed(gitea, checkout, capsys):
     assert (another["result"], another["pull_request"]["number"]) == ("opened", number + 1)
 
 
+def test_a_folder_that_is_a_link_on_the_branch_is_refused(gitea, checkout, capsys):
+    """Its files lie elsewhere, so a proposal of the folder would have none of them."""
+    git(checkout, "mv", "deploy", "rendered")
+    (checkout / "deploy").symlink_to("rendered")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-q", "-m", "A link")
+    push(gitea, checkout, "main")
+    (checkout / "deploy").unlink()
+    edit(checkout, "tidemill-runtime-gpu:0.2.0")
+    status = main(["gitops", "propose", "spec.yaml", "deploy", "--forge", "gitea"])
+
+    assert (status, requests_of(gitea, checkout)) == (2, [])
+    assert "deploy on main: must not be a link" in capsys.readouterr().err
+
+
 def test_new_maps_are_proposed_if_they_pay(gitea, checkout, capsys):
     """What they gain and cost is said either way, and in the pull request."""
     write_loads(checkout.parent / "loads.json", seed=2)

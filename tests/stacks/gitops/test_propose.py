@@ -18,7 +18,7 @@ from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError
 from stacks.gitops.forge import PullRequest
 from stacks.gitops.git import require_within
-from stacks.gitops.propose import BranchState, branch_of, decide
+from stacks.gitops.propose import BranchState, branch_of, decide, refuse_links
 from stacks.gitops.worth import Worth, weigh_maps
 from tests.stacks.deployments import DEMO_SPEC
 
@@ -107,6 +107,20 @@ def test_paths_stay_inside_the_checkout(tmp_path, monkeypatch):
 
     assert str(require_within(root, "FOLDER", root / "deploy" / "spec.yaml")) == "deploy/spec.yaml"
     assert str(require_within(root, "FOLDER", root / "alias")) == "deploy"
+
+
+@pytest.mark.parametrize("path", ["deploy", "deploy/prod", "specs/spec.yaml", "loads.json"])
+def test_a_link_on_the_branch_is_refused(path, tmp_path, monkeypatch):
+    """What is written through it changes files elsewhere, so the commit would lack them. A dangling link is one too."""
+    monkeypatch.chdir(tmp_path)
+    for name, target in {"deploy": "elsewhere", "specs": "elsewhere", "loads.json": "nowhere"}.items():
+        Path(name).symlink_to(target)
+    (tmp_path / "elsewhere" / "prod").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "spec.yaml").write_text("")
+
+    with pytest.raises(CallError, match="R608") as refused:
+        refuse_links([Path("elsewhere/prod"), Path(path), Path("missing")], "main")
+    assert f"{path.partition('/')[0]} on main" in str(refused.value)
 
 
 @given(st.lists(st.text("ab./~ %loadsck", min_size=1), min_size=2, max_size=2, unique_by=Path), st.booleans())
