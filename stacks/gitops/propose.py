@@ -11,6 +11,7 @@ request are left alone. A pull request that was closed with this very change is 
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass, replace
@@ -80,6 +81,7 @@ __all__ = [
     "branch_of",
     "check_payback",
     "decide",
+    "is_text_of",
     "propose",
     "refuse_links",
 ]
@@ -95,9 +97,10 @@ WORDS: dict[Result, str] = {
     "nothing": "nothing to propose",
 }
 NPY = ".npy"  # the form of a file of loads follows from its name
+MARK = re.compile(r"<!-- tidemill ([0-9a-f]{40,64}) -->")  # in a pull request's text: the commit that it describes
 FOOTER = (
-    "Written by `tidemill gitops propose`. A later run replaces the commit and this text, until somebody else commits "
-    "on the branch.\n"
+    "Written by `tidemill gitops propose`. Its next change replaces the commit and this text, unless somebody else has "
+    "committed on the branch.\n"
 )
 
 
@@ -415,17 +418,26 @@ def _push_and_open(
     if step.pushes:
         push_commit(checkout, repository, proposal.commit, branch, heads.tip)
     shown = proposal.commit if step.pushes else heads.tip
-    mark, result = f"<!-- tidemill {shown} -->\n", step.result
-    text = f"{mark}{_request_text(proposal)}"
+    assert shown is not None
+    text, result = f"<!-- tidemill {shown} -->\n{_request_text(proposal)}", step.result
     if result == "opened":
         request = open_request(repository, branch, heads.into, proposal.title, text)
     elif result == "updated" and request is not None:
-        if request.text.startswith(mark):
+        if is_text_of(request.text, shown) and not step.pushes:
             result = "unchanged"
         else:
             request = change_text(repository, request.number, proposal.title, text)
     lines = (step.why,) if step.why else (proposal.title, *(proposal.worth.lines() if proposal.worth else ()))
     return Outcome(result, lines, branch, proposal.plan, request, proposal.change)
+
+
+def is_text_of(text: str, commit: str) -> bool:
+    """Return whether a pull request's text is that of `commit`, as we wrote it or as somebody has edited it since.
+
+    A text without our mark is somebody's own. That of an earlier commit is left from a run that ended in between.
+    """
+    marks = MARK.findall(text)
+    return not marks or commit in marks
 
 
 def _read_branch_state(

@@ -87,7 +87,7 @@ def requests_of(gitea, folder, state="all"):
 
 
 def test_one_pull_request_follows_the_change(gitea, checkout, capsys):
-    """It is opened once there is one, given the next commit and text, and not touched while the change is the same."""
+    """It is opened once there is one, given the next commit and text, and left to its editors while nothing changes."""
     nothing = propose(capsys)
     none_open = requests_of(gitea, checkout)
     edit(checkout, "tidemill-runtime-gpu:0.2.0")
@@ -95,14 +95,22 @@ def test_one_pull_request_follows_the_change(gitea, checkout, capsys):
     (first,) = requests_of(gitea, checkout)
     edit(checkout, "tidemill-runtime-gpu:0.3.0")
     updated = propose(capsys)
+    (request,) = requests_of(gitea, checkout)
+    pull = f"{repository_of(checkout)}/pulls/{request['number']}"
+    gitea.ask("PATCH", pull, {"title": "Please wait", "body": f"Ask Bob first.\n{request['body']}"})
     unchanged = propose(capsys)
+    (edited,) = requests_of(gitea, checkout)
+    edit(checkout, "tidemill-runtime-gpu:0.4.0")
+    replaced = propose(capsys)
     (last,) = requests_of(gitea, checkout)
     files = gitea.ask("GET", f"{repository_of(checkout)}/pulls/{last['number']}/files")
 
     assert (nothing["result"], nothing["why"]) == ("nothing", ["deploy on main is what the spec renders"])
     assert none_open == []
-    assert [each["result"] for each in (opened, updated, unchanged)] == ["opened", "updated", "unchanged"]
-    assert {each["pull_request"]["url"] for each in (opened, updated, unchanged)} == {last["html_url"]}
+    runs = (opened, updated, unchanged, replaced)
+    assert [each["result"] for each in runs] == ["opened", "updated", "unchanged", "updated"]
+    assert {each["pull_request"]["url"] for each in runs} == {last["html_url"]}
+    assert (edited["title"], edited["body"]) == ("Please wait", f"Ask Bob first.\n{request['body']}")
     assert first["title"] == "deepseek-r1 (deploy): outage, restarts 3 units"
     assert "| **outage** | Change of deepseek-r1: plan" in first["body"]
     assert escaped("image tidemill-runtime-gpu:0.1.0 -> tidemill-runtime-gpu:0.2.0") in first["body"]

@@ -18,7 +18,7 @@ from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError
 from stacks.gitops.forge import PullRequest
 from stacks.gitops.git import require_within
-from stacks.gitops.propose import BranchState, branch_of, decide, refuse_links
+from stacks.gitops.propose import BranchState, branch_of, decide, is_text_of, refuse_links
 from stacks.gitops.worth import Worth, weigh_maps
 from tests.stacks.deployments import DEMO_SPEC
 
@@ -64,6 +64,14 @@ def test_nothing_of_somebody_elses_is_ever_replaced():
 
         assert is_free or not step.pushes
         assert (step.result == "left_alone") == bool(step.why)
+
+
+def test_an_edited_text_is_the_readers():
+    """Notes around ours, or none of ours, stay; a text of an earlier commit was never replaced by its own run."""
+    ours, earlier = f"<!-- tidemill {TIP} -->\nThe diff\n", f"<!-- tidemill {OTHER} -->\nThe diff\n"
+
+    assert all(is_text_of(text, TIP) for text in (ours, f"Ask Ada first.\n{ours}", "All mine", ""))
+    assert not any(is_text_of(text, TIP) for text in (earlier, f"Ask Ada first.\n{earlier}"))
 
 
 def test_what_is_left_alone_says_the_way_on():
