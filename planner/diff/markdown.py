@@ -13,9 +13,13 @@ from planner.diff.change import Change
 from planner.diff.wording import Topic, headline, topics
 from planner.problems.printable import printable, without_passwords
 
-MARKDOWN_SYNTAX = re.compile(r"[&<>\\`*_\[\]|~$]")
-# What forges turn into links: people, issues, merge requests, milestones, GitHub's GH-1, and addresses.
-FORGE_REFERENCES = re.compile(r"([@#!]|%(?=[\w\"])|\bGH-(?=\d)|:(?=//)|www(?=\.))", re.IGNORECASE)
+SYNTAX = r"[&<>\\`*_\[\]|~$]"
+# What forges link, even behind an entity: people, issues, merge requests, GitHub's GH-1, Jira's keys, addresses, and
+# GitLab's milestones, labels, snippets, epics, alerts, iterations and `[vulnerability:1]`. GitLab colours {+ and {-.
+REFERENCES = (
+    r"[@#!]|[%~$&^*](?=[\w\"])|\[(?=\w+:)|(?i:\bgh-)(?=\d)|\b[A-Z][A-Z\d]+-(?=\d)|:(?=//)|(?i:www)(?=\.)|\{(?=[+-])"
+)
+SPECIAL = re.compile(f"(?P<reference>{REFERENCES})|{SYNTAX}")
 LINE_END = "<br>"
 BREAK = "<!-- -->"  # invisible; separates a sign from the name behind it, so that forges link nothing
 MAX_TOPIC = 3000  # characters; GitHub takes 65,536 in a comment, and there are at most 17 topics
@@ -42,7 +46,11 @@ def _join_lines(topic: Topic) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape a text so that markdown shows it as it is."""
-    shown = printable(without_passwords(text))
-    entities = MARKDOWN_SYNTAX.sub(lambda sign: f"&#{ord(sign[0])};", shown)
-    return FORGE_REFERENCES.sub(rf"\1{BREAK}", entities).replace("&#<!-- -->", "&#")
+    """Escape a text so that markdown shows it as it is. It must not begin a line, where bots read commands."""
+    return SPECIAL.sub(_escape, printable(without_passwords(text)))
+
+
+def _escape(found: re.Match[str]) -> str:
+    sign = found[0]
+    shown = f"&#{ord(sign)};" if re.fullmatch(SYNTAX, sign) else sign
+    return f"{shown}{BREAK}" if found["reference"] else shown

@@ -16,6 +16,7 @@ from planner.diff.markdown import escaped
 from planner.facts.strict_json import NotStrict, parse_json
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
+from planner.rules.forms import DNS_1035, MAX_DNS_LABEL
 from stacks.gitops.report import Report, report_markdown
 
 __all__ = ["MAX_BYTES", "MAX_COMMENT", "comment_on"]
@@ -99,8 +100,13 @@ def _is_bounded(value: Any) -> bool:
 def _report_text(content: bytes) -> str:
     """Return the report in `content` as markdown. Raises ValueError if it is no report."""
     report = Report.model_validate_json(content)
-    if report.diff is not None and report.diff.ways.keys() != set(get_args(Tool)):
-        raise ValueError("a change is applied in these ways, and no other")
+    names = [report.name]
+    if report.diff is not None:
+        names += [report.diff.name, *(each.name for each in report.diff.units)]
+        if report.diff.ways.keys() != set(get_args(Tool)):
+            raise ValueError("a change is applied in these ways, and no other")
+    if not all(len(each) <= MAX_DNS_LABEL and DNS_1035.fullmatch(each) for each in names):
+        raise ValueError("no plan and no unit has such a name")
     return report_markdown(report)
 
 

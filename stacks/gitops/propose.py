@@ -465,6 +465,6 @@ def _request_text(proposal: Proposal) -> str:
     """Return the pull request's text: worth of new maps, the diff and a footer. Text from the spec is escaped."""
     worth = proposal.worth.lines() if proposal.worth else []
     lines = "".join(f"- {escaped(line)}\n" for line in worth)
-    first = f"{escaped(proposal.title)}: nothing runs yet\n"
+    first = f"nothing runs yet: {escaped(proposal.title)}\n"
     shown = first if proposal.change is None else diff_markdown(proposal.change)
     return f"{lines}\n{shown}\n{FOOTER}"

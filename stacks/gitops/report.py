@@ -1,7 +1,7 @@
 """The report of a check, as a document for programs, text for a terminal and markdown for a comment.
 
 Names, paths and messages come from a spec that anybody may have written: text is printable, and markdown shows what
-stands there and notifies nobody.
+stands there and notifies nobody. None of it begins a line, where forges and bots read commands such as `/approve`.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,6 @@ from planner.problems.printable import printable, without_passwords
 from stacks.gitops.gate import Objection
 
 __all__ = ["Report", "report_markdown", "report_text"]
-
-NOTHING_RUNS = "nothing runs yet"
 
 
 class Report(Part):
@@ -43,7 +41,7 @@ def report_markdown(report: Report) -> str:
 
 
 def _first(report: Report) -> str:
-    return f"{report.name}: {NOTHING_RUNS}, and plan {report.plan_digest[:19]} is the first"
+    return f"nothing runs yet, and plan {report.plan_digest[:19]} of {report.name} is the first"
 
 
 def _decision(report: Report) -> Sequence[str]:

@@ -1,15 +1,25 @@
 """A report that anybody may have written is shown as text, or refused."""
 
 import json
+import re
+from contextlib import suppress
 
 import pytest
+from markdown_it import MarkdownIt
 
+from planner.diff.markdown import BREAK
 from planner.problems.errors import CallError
 from stacks.cli import main
 from stacks.gitops.comment import MAX_BYTES, comment_on
 from tests.stacks.deployments import write_demo
 
-HOSTILE = "</details> <img src=x> [click](http://x.example) @maintainers #1 `code` | **bold** ::set-env::\n\n# title"
+HOSTILE = (
+    "/approve </details> <img src=x> [click](http://x.example) ![x](x.png) @maintainers #1 !2 ~bug &3 $4 ^alert#5 "
+    "PROJ-6 `code` | **bold** ~~gone~~ www.x.example {+a+} ::set-env::\n\n/approve\n# title"
+)
+OURS = re.compile(r"<!-- tidemill |- |\| |\|:--|nothing runs yet|</?details>|$")  # how our own lines begin
+# What forges read behind markdown, in the text that it leaves.
+READ = re.compile(r"@\w|[#!&$%]\d|~\w|\^alert|PROJ-6|://|www\.|\{\+")
 
 
 @pytest.fixture(scope="module")
@@ -31,27 +41,75 @@ def _comment(tmp_path, document):
     return comment_on(tmp_path / "report.json")
 
 
-def _is_inert(comment):
-    """Return whether a forge shows the hostile text, and reads nothing in it."""
-    read = ("<img", "[click]", "`code`", "**bold**", "@maintainers", " #1", "\n# title")
-    return comment.count("</details>") <= 1 and not any(each in comment for each in read)
+@pytest.fixture(scope="module")
+def changed(report, tmp_path_factory):
+    """The report of a change that has something to say on most subjects."""
+    folder = tmp_path_factory.mktemp("changed")
+    spec = write_demo(folder)
+    main(["render", str(spec), "-o", str(folder / "deploy")])
+    text = spec.read_text().replace("nodes: 3", "nodes: 4")
+    (folder / "loads.json").write_text(json.dumps([[each + 1 for each in range(32)]] * 4))
+    spec.write_text(text.replace("expert_load.json", "loads.json") + "\nkubernetes: {image: runtime:2}\n")
+    path = folder / "report.json"
+    with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
+        patch.setattr("sys.stdout", file)
+        main(["gitops", "check", str(spec), str(folder / "deploy"), "--fail-on", "outage,stale", "--format", "json"])
+    return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize(
-    "place", [("name",), ("conditions", 0), ("diff", "name"), ("diff", "units", 0, "name"), ("diff", "assumed", 0)]
-)
-def test_text_in_a_report_is_shown_as_it_is(place, report, tmp_path):
-    """Wherever it stands, it is no markup, notifies nobody and begins no line."""
-    document = json.loads(json.dumps(report))
-    document["diff"]["assumed"] = [""]
-    document["diff"]["units"][0] |= {"change": "restarted", "why": [HOSTILE]}
-    *parents, last = place
-    inner = document
-    for each in parents:
-        inner = inner[each]
-    inner[last] = HOSTILE
+def _structure(comment):
+    """Return what a reader of markdown sees in it beside text, and the texts between HTML tags."""
+    tokens = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).parse(comment)
+    flat = [inner for each in tokens for inner in (each.children or [each])]
+    html = [each.content for each in flat if each.type.startswith("html") and each.content != BREAK]
+    shapes = [each.type for each in flat if each.type not in ("text", "html_inline")]
+    return (shapes, html), [each.content for each in flat if each.type == "text"]
 
-    assert _is_inert(_comment(tmp_path, document))
+
+def _string_places(value, place=()):
+    """Yield the place of each string in a JSON value, and of each key that a report may choose."""
+    if isinstance(value, str):
+        yield place
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from _string_places(each, (*place, key))
+
+
+def _replaced(document, place, text):
+    """Return the document with another text at a place."""
+    if not place:
+        return text
+    copy = document.copy()
+    copy[place[0]] = _replaced(document[place[0]], place[1:], text)
+    return copy
+
+
+def test_no_text_of_a_report_is_more_than_text(changed, tmp_path):
+    """Each string of it, wherever it stands: no line begins with it, and it makes no markup, link or mention."""
+    shown = 0
+    for document in (changed, {name: each for name, each in changed.items() if name != "diff"}):
+        for place in _string_places(document):
+            comments = []
+            for text in (HOSTILE, "plain"):
+                with suppress(CallError):
+                    comments.append(_comment(tmp_path, _replaced(document, place, text)))
+            if len(comments) < 2:  # it is a name, a digest or one of a few words: refused
+                continue
+            (structure, texts), (plain, _) = map(_structure, comments)
+            shown += "approve" in comments[0]
+
+            assert structure == plain, place
+            assert all(map(OURS.match, comments[0].splitlines())), place
+            assert not any(map(READ.search, texts)), place
+    assert shown > 20
+
+
+@pytest.mark.parametrize("place", [("name",), ("diff", "name"), ("diff", "units", 0, "name")])
+@pytest.mark.parametrize("name", ["/approve", "@team", "Team", "a b", "", "a" * 64, "1a", "a\n/approve"])
+def test_no_plan_and_no_unit_has_a_forged_name(name, place, changed, tmp_path):
+    """A name is one that Kubernetes objects can have."""
+    with pytest.raises(CallError, match="R605"):
+        _comment(tmp_path, _replaced(changed, place, name))
 
 
 def test_mistakes_are_shown_as_they_are(tmp_path):
@@ -59,7 +117,8 @@ def test_mistakes_are_shown_as_they_are(tmp_path):
     mistake = {"file": HOSTILE, "line": 1, "column": 2, "rule": "S103 x", "message": HOSTILE, "fix": "more keys"}
     comment = _comment(tmp_path, {"valid": False, "errors": [mistake] * 22})
 
-    assert _is_inert(comment)
+    assert all(map(OURS.match, comment.splitlines()))
+    assert not any(map(READ.search, _structure(comment)[1]))
     assert comment.endswith("&#91;S103&#93;\n- and 2 more\n")
 
 
