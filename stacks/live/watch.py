@@ -56,6 +56,7 @@ def watch(take_looks: TakeLooks, every_s: float, when_empty: Callable[[], str]) 
     with suppress(KeyboardInterrupt), _raw_keys(), _leave_on_sigterm(), _screen(console) as live:
         threading.Thread(target=watched.take_again_and_again, name="looks", daemon=True).start()
         while _read_key(POLL_S) not in ("q", "Q", CTRL_C):
+            watched.raise_fault()
             if (size, seen) != (console.size, watched.num_looks):
                 size, seen = console.size, watched.num_looks
                 live.update(watched.render(console, when_empty), refresh=True)
@@ -72,6 +73,7 @@ class _Watched:
         self._events: dict[str, deque[Event]] = {}
         self._traffic: dict[str, Traffic] = {}
         self._error: str | None = None
+        self._fault: Exception | None = None
         self.looks: Sequence[Look] = ()
         self.num_looks = 0
 
@@ -89,15 +91,26 @@ class _Watched:
             self.num_looks += 1
 
     def take_again_and_again(self) -> None:
-        """Take looks until the process ends. An error is shown until the next look succeeds."""
-        while True:
-            time.sleep(self._every_s)
-            try:
-                self.take()
-            except TidemillError as error:
-                with self._lock:
-                    self._error = str(error)
-                    self.num_looks += 1
+        """Take looks until the process ends. An error is shown until the next look succeeds.
+
+        A fault of our own ends the looks. It is kept for `raise_fault`, since nobody sees a thread's traceback here.
+        """
+        try:
+            while True:
+                time.sleep(self._every_s)
+                try:
+                    self.take()
+                except TidemillError as error:
+                    with self._lock:
+                        self._error = str(error)
+                        self.num_looks += 1
+        except Exception as fault:  # noqa: BLE001  raised again where it ends the command
+            self._fault = fault
+
+    def raise_fault(self) -> None:
+        """Raise the fault that has ended the looks, if one has."""
+        if self._fault is not None:
+            raise self._fault
 
     def render(self, console: Console, when_empty: Callable[[], str]) -> RenderableType:
         """Return what to show at the console's present size."""
