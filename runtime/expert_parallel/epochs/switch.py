@@ -117,16 +117,20 @@ class Switch:
         self._launch, self._group, self._layers = launch, group, layers
         self._checksums: Checksums | None = None  # None before the first switch
         self._proposals: queue.SimpleQueue[Proposal] = queue.SimpleQueue()
+        self._is_proposed = False  # from a proposal until its switch has ended
         self._thread = ThreadPoolExecutor(1, "switch")
         self._walk: _Walk | None = None
         self._part: Future[None] | None = None  # this rank's part of what the walk waits for
 
     def propose(self, proposal: Proposal) -> None:
-        """Switch to the epoch in the proposal soon. For the first rank, from any thread.
+        """Switch to the epoch in the proposal soon. For the first rank, from one thread.
 
-        Raises EpochError if the document is not of this unit or not of the next epoch.
+        Raises EpochError if the document is not of this unit or not of the next epoch, or while another one is decided.
         """
         read_epoch(proposal.content, self._launch, self.standing)
+        if self._is_proposed:
+            raise EpochError(f"the unit is already on its way from epoch {self.standing.number} to the next one")
+        self._is_proposed = True
         self._proposals.put(proposal)
 
     def votes(self) -> tuple[bool, bool]:
@@ -210,6 +214,7 @@ class Switch:
         self.totals.seconds += seconds
         self._walk = self._part = None
         if walk.proposal is not None:
+            self._is_proposed = False
             received = walk.moves, walk.num_bytes, round(seconds, 3)
             walk.proposal.tell(Ending(now.number, now.digest, *received, walk.reason))
 

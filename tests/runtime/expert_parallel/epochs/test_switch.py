@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from runtime.errors import RuntimeFailure
+from runtime.errors import EpochError, RuntimeFailure
 from runtime.expert_parallel.epochs.document import first_standing
 from runtime.expert_parallel.epochs.switch import Proposal, Switch
 from runtime.expert_parallel.group import SoloGroup
@@ -67,6 +67,27 @@ class HeldExperts:
 
     def follow(self, physical_to_logical):
         pass
+
+
+def test_a_unit_decides_one_epoch_at_a_time():
+    """A second document for the same epoch is refused while the first one is decided, and undoes nothing."""
+    slots, endings = [[*range(NUM_EXPERTS)]], []
+    launch = unit_launch(1, slots)
+    switch = Switch(launch, SoloGroup(), [HeldExperts(NUM_EXPERTS)], first_standing(launch))
+    documents = [epoch_document(launch, switch.standing, [order]) for order in (slots[0], slots[0][::-1])]
+    switch.propose(Proposal(documents[0], endings.append))
+    with pytest.raises(EpochError, match="already on its way from epoch 0 to the next one"):
+        switch.propose(Proposal(documents[1], endings.append))
+    while not endings:
+        switch.turn(*switch.votes())
+    with pytest.raises(EpochError, match="the unit is in epoch 1, and this is not the next"):
+        switch.propose(Proposal(documents[1], endings.append))
+    switch.propose(Proposal(epoch_document(launch, switch.standing, slots), endings.append))
+    while len(endings) < 2:
+        switch.turn(*switch.votes())
+
+    assert [(ending.number, ending.reason) for ending in endings] == [(1, None), (2, None)]
+    assert switch.totals.num_undone == 0
 
 
 def test_a_unit_with_a_wrong_slot_ends():
