@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from planner.estimate.coverage import FailureDomains, failure_domains
 from planner.facts.catalog import Gpu
@@ -314,19 +314,26 @@ class Candidate:
         """
         from planner.expert_map import balance
 
-        spec = self.resolved
-        num_groups = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout)
-        split = split_of(spec.written, layout)
+        rules = self.map_rules(layout)
         return balance(
             self.loads,
             layout.num_physical_experts + more_slots,
             layout.ep_size,
-            num_nodes=layout.nodes_per_unit,
-            num_groups=num_groups if split == "equal" else 1,  # only under equal split is balance weighed against bytes
-            gate=gate_of(spec.model, layout.precision),
             previous=previous,
             keep_within=keep_within,
             as_a_whole=True,  # any change of a map restarts the phase's units, which read all weights again
-            domains=self.places[layout.phase].for_coverage(spec.written.coverage) if domains is None else domains,
-            split=split,
+            **rules if domains is None else rules | {"domains": domains},
         )
+
+    def map_rules(self, layout: PhaseLayout) -> dict[str, Any]:
+        """Return the arguments of `balance` that follow from where a phase's ranks are and how they exchange tokens."""
+        spec = self.resolved
+        num_groups = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout)
+        split = split_of(spec.written, layout)
+        return {
+            "num_nodes": layout.nodes_per_unit,
+            "num_groups": num_groups if split == "equal" else 1,  # else balance is not weighed against bytes
+            "gate": gate_of(spec.model, layout.precision),
+            "domains": self.places[layout.phase].for_coverage(spec.written.coverage),
+            "split": split,
+        }

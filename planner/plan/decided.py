@@ -7,10 +7,12 @@ from typing import Any
 from planner.candidate.candidate import Candidate
 from planner.facts.catalog import ASSUMED
 from planner.facts.quantisation import KV_BYTES
+from planner.facts.terms import Phase
+from planner.layout.memory import STAGED_EXPERTS, staging_bytes
 from planner.plan.launch import kv_dtype_of
 from planner.plan.plan import PLAN_VERSION
 from planner.plan.rebuild import KeptFacts, SharedFacts, rebuilt_sections
-from planner.plan.sections import Map, Memory, ModelShape
+from planner.plan.sections import LiveMap, Map, Memory, ModelShape
 from planner.problems.fix import apply_change
 from planner.rules.schedule import reset_spent_options
 from planner.search.auto import Choice
@@ -54,6 +56,7 @@ def _kept_facts(candidate: Candidate, written: dict[str, Any]) -> KeptFacts:
         kv_bytes_per_token=spec.loaded_model.kv_bytes_per_token(KV_BYTES[kv_dtype_of(spec.written)]),
         brings_code=model.brings_code or None,
         quant_method=model.quantisation.other_method,
+        live_maps=_live_maps(candidate) or None,
     )
     return KeptFacts(
         shared,
@@ -62,6 +65,18 @@ def _kept_facts(candidate: Candidate, written: dict[str, Any]) -> KeptFacts:
         maps={phase: each.physical_to_logical for phase, each in candidate.maps.items()},
         is_runnable=not candidate.refusals,
     )
+
+
+def _live_maps(candidate: Candidate) -> dict[Phase, LiveMap]:
+    """Return what binds maps in service, for phases whose units may change theirs by themselves."""
+    if candidate.spec.expert_load.live is None:
+        return {}
+    staged = {each.phase: (each, staging_bytes(candidate.resolved, each)) for each in candidate.layouts}
+    return {
+        phase: LiveMap(expert_bytes=num_bytes // STAGED_EXPERTS, **candidate.map_rules(layout))
+        for phase, (layout, num_bytes) in staged.items()
+        if num_bytes is not None
+    }
 
 
 def _sources(candidate: Candidate) -> dict[str, str]:

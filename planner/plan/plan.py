@@ -39,6 +39,7 @@ from planner.plan.sections import (
     Figures,
     JsonFinding,
     LaunchDocuments,
+    LiveMap,
     Map,
     Memory,
     ModelShape,
@@ -97,6 +98,7 @@ class Plan(Part):
     decisions: tuple[Decision, ...]  # values that the spec left open
     placement: PlacementQuality
     schedule: Maybe[Schedule] = None  # None if all units are always on
+    live_maps: Maybe[dict[Phase, LiveMap]] = None  # None if units keep their maps until they restart
     search: Maybe[Search] = None  # None if speed decided nothing
 
     balance: Maybe[dict[Phase, Balance]] = None
@@ -278,6 +280,7 @@ def plan_digest(document: Mapping[str, Any], spec: Spec) -> str:
             "pods": {phase: asdict(each) for phase, each in pods_of(spec, weights).items()},
             "kubernetes": _non_default_fields(spec.kubernetes),
             "gateway": _non_default_fields(spec.gateway),
+            **({"live": spec.expert_load.live.model_dump(mode="json")} if spec.expert_load.live else {}),
         }
     )
 

@@ -32,7 +32,7 @@ from planner.layout.nodes import nodes_of
 from planner.layout.unit import Unit
 from planner.plan.launch import LaunchDocument, LaunchInputs, launch_documents, strip_map
 from planner.plan.plan import PLAN_VERSION, Plan, seal_plan
-from planner.plan.sections import Map, Memory, ModelShape, PlannedUnit
+from planner.plan.sections import LiveMap, Map, Memory, ModelShape, PlannedUnit
 from planner.plan.shapes import WRITE_ONE
 from planner.problems.finding import Finding
 from planner.rules.check import mistakes_in
@@ -58,6 +58,7 @@ class SharedFacts(Part):
     kv_bytes_per_token: Annotated[int, Field(ge=1)]
     brings_code: Maybe[bool] = None
     quant_method: Maybe[str] = None
+    live_maps: Maybe[dict[Phase, LiveMap]] = None  # of phases whose units change their maps by themselves
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def shared_facts(plan: Plan) -> SharedFacts:
         kv_bytes_per_token=unit["kv_cache"]["bytes_per_token"],
         brings_code=unit.get("brings_code"),
         quant_method=unit.get("quant_method"),
+        live_maps=plan.live_maps,
     )
 
 
@@ -160,6 +162,7 @@ def rebuilt_sections(kept: KeptFacts) -> dict[str, Any]:
         "inputs": kept.shared.inputs,
         "model": kept.shared.model,
         "memory": kept.shared.memory,
+        "live_maps": kept.shared.live_maps,
         "runnable": kept.is_runnable,
         "phases": kept.layouts,
         "units": tuple(

@@ -22,6 +22,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from planner.expert_map.types import BoundKind
+from planner.facts.gate import Gate
 from planner.facts.part import Digest, Maybe, Part
 from planner.facts.terms import Coverage, Overlap, Phase, SplitRule
 from planner.layout.unit import Unit
@@ -152,6 +153,17 @@ class ModelShape(Part):
     num_dense_layers: Annotated[int, Field(ge=0)]  # also the index of the first MoE layer
     num_routed_experts: Count
     num_experts_per_token: Count
+
+
+class LiveMap(Part):
+    """What `balance` has to keep when a phase's units change their map while they serve, and what a move costs."""
+
+    expert_bytes: Count  # of one slot in one layer
+    num_nodes: Count
+    num_groups: Count
+    gate: Gate
+    domains: tuple[tuple[int, ...], ...]
+    split: SplitRule
 
 
 class Figures(Part):

@@ -129,6 +129,24 @@ FIELDS = (
         "with measured loads, nothing is drawn at random",
         lambda c: c["expert_load.file"] is not None,
     ),
+    Unused(
+        ("expert_load.live",),
+        "with engine {engine}",
+        "only Tidemill's own ranks move experts while they serve",
+        lambda c: c.engine not in (None, OURS),
+    ),
+    Unused(
+        ("expert_load.live",),
+        "on GPUs",
+        "only ranks on CPUs can move experts while they serve",
+        lambda c: c.engine in (None, OURS) and not _runs_on_cpus(c),
+    ),
+    Unused(
+        ("expert_load.live",),
+        "with units of one rank",
+        "such a rank holds every expert",
+        lambda c: {c[f"{phase}.ep_size"] for phase in c.phases} == {1},
+    ),
     *map(_without_phase, PHASES),
     Unused(("operating_point.acceptance_rate",), "without draft_tokens", "nothing is drafted then", _drafts_nothing),
     Unused(

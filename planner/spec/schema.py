@@ -54,6 +54,29 @@ class EngineSpec(Section):
     )
 
 
+class LiveMapsSpec(Section):
+    """When units get better expert maps by themselves while they serve, from the loads that they measure.
+
+    Every limit is the user's to state, because nobody reviews these maps.
+    """
+
+    every: Annotated[float, *quantity("time", least="1s", most="168h")] = Field(
+        description="Time for which a unit's loads are measured before its map may change, counted from its start or"
+        " its last change.",
+        examples=["10min"],
+    )
+    min_gain: float = Field(
+        ge=0.001,
+        le=100,
+        description="Least gain: max/mean load of a unit's ranks with the map in service, over that with the better"
+        " map, less 1, as a mean over layers.",
+        examples=[0.05],
+    )
+    max_bytes: Annotated[int, *quantity("bytes")] = Field(
+        description="The most weights that the ranks of a unit receive in one change.", examples=["20GB"]
+    )
+
+
 class ExpertLoadSpec(Section):
     """The load that the expert maps balance: drawn from a power law, or measured."""
 
@@ -73,6 +96,12 @@ class ExpertLoadSpec(Section):
         description="File of measured loads, used instead of drawn ones: token counts [MoE layers][experts], .npy or"
         " .json, relative to this spec.",
         examples=["loads.npy"],
+    )
+    live: LiveMapsSpec | None = Field(
+        default=None,
+        description="Limits within which running units change their maps by themselves. Without it, they keep the"
+        " plan's.",
+        examples=[{"every": "10min", "min_gain": 0.05, "max_bytes": "20GB"}],
     )
 
 
