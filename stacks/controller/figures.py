@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from planner.facts.terms import PHASES, Phase
 from planner.problems.printable import without_secrets
 from stacks.controller.demand import Load
-from stacks.live.samples import read_samples
+from stacks.measured.samples import read_samples
 
 __all__ = ["Figures", "NoFigures", "parse_figures", "read_figures"]
 

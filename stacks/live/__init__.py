@@ -1,1 +1,1 @@
-"""The present state of units, and the loads that their ranks have recorded."""
+"""The present state of units."""

@@ -36,7 +36,7 @@ def add_recorded(commands: Any) -> None:
 
 
 def _save_loads(arguments: argparse.Namespace) -> None:
-    from stacks.live.recorded import read_recorded  # loads an HTTP client, which nothing else here needs
+    from stacks.measured.recorded import read_recorded  # loads an HTTP client, which nothing else here needs
 
     require_writable(arguments.output)
     with show_progress("reading loads"):

@@ -22,10 +22,10 @@ from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, Reference
-from stacks.live.samples import Sample, fetch, read_samples
 from stacks.local.cli import day_line, done_acts, explain_state
 from stacks.local.deployment import promised_ms
 from stacks.local.record import GatewayRecord, Record, UnitRecord
+from stacks.measured.samples import Sample, fetch, read_samples
 
 if TYPE_CHECKING:
     from stacks.kube.api import Api

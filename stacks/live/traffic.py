@@ -15,7 +15,7 @@ from itertools import pairwise
 from math import inf, isfinite
 
 from stacks.live.look import Look
-from stacks.live.samples import Sample
+from stacks.measured.samples import Sample
 
 __all__ = ["Latency", "Traffic", "TrafficLog", "UnitLoad"]
 

@@ -26,7 +26,7 @@ from planner.facts.loads import MAX_LOAD
 from planner.problems.errors import TidemillError
 from planner.problems.finding import Finding
 from planner.problems.printable import without_secrets
-from stacks.live.samples import PREFIX, fetch, read_samples
+from stacks.measured.samples import PREFIX, fetch, read_samples
 
 __all__ = ["RecordedError", "RecordedLoads", "read_recorded"]
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from openai import OpenAI
 
-from stacks.live.recorded import read_recorded
+from stacks.measured.recorded import read_recorded
 from tests.benchmarks.goals import Goals
 from tests.stacks.deployments import REPOSITORY, Tidemill, get_json, listening, wait_until
 

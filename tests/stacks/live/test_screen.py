@@ -12,9 +12,9 @@ from rich.console import Console
 from planner.compiler import compile_plan
 from planner.rules.check import check_spec
 from stacks.live.look import Look, Part, look_at_cluster
-from stacks.live.samples import Sample
 from stacks.live.screen import draw, new_events
 from stacks.live.traffic import TrafficLog
+from stacks.measured.samples import Sample
 from tests.stacks.deployments import DEMO_SPEC
 from tests.stacks.kube.fake_api import running_fake_api
 

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from planner.facts.loads import MAX_LOAD, read_loads
 from planner.problems.printable import without_secrets
 from stacks import cli
-from stacks.live import recorded
-from stacks.live.recorded import METRIC, QUERY, RecordedError, read_recorded
+from stacks.measured import recorded
+from stacks.measured.recorded import METRIC, QUERY, RecordedError, read_recorded
 
 LABELS = ("model_name", "unit", "rank", "moe_layer", "slot", "expert")
 ODD = 'a "model", {odd} \\ one'

@@ -1,0 +1,1 @@
+"""What ranks measure, and the expert maps that follow."""
