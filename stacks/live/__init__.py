@@ -1,1 +1,1 @@
-"""The present state of units."""
+"""Units' present state."""

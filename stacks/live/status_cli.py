@@ -17,7 +17,7 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
-from stacks.local.cli import day_line, explain_state, record_json
+from stacks.local.cli import day_line, explain_epoch, explain_state, record_json
 from stacks.local.errors import LocalError
 from stacks.local.find import DEMO, find_all, find_deployment, nothing_runs_message
 from stacks.local.record import Record
@@ -169,9 +169,15 @@ def _lines(record: Record) -> Iterator[str]:
         if len(record.gateways) > 1 or gateway.state != "ready":
             yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_bracket(explain_state(record, gateway))}"
     for unit in record.units:
-        epoch = f", in epoch {unit.epoch}, by tidemill experts apply" if unit.epoch else ""
+        author, _, reason = explain_epoch(unit).partition(": ")
+        epoch = f", in epoch {unit.epoch}, by {author}" if unit.epoch else ""
         why = _bracket(explain_state(record, unit))
         yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{epoch}{why}"
+        if unit.map_in_service != unit.planned_map:
+            why = f": {reason}" if reason else ""
+            yield f"    expert map {unit.map_in_service} instead of the plan's {unit.planned_map}{why}"
+        if unit.decision is not None:
+            yield f"    expert_load.live: {unit.decision}"
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:

@@ -1,32 +1,21 @@
-"""The `tidemill experts apply` command: a unit here follows another expert map while it serves.
-
-    rank   -> us     {"unit", "unit_digest", "number", "digest", "places"}, a line of JSON: the unit's epoch
-    us     -> rank   the document of the next epoch, with the map
-    rank   -> us     the epoch at the end of the switch, and the reason if it is not the next one
-
-The unit's first rank listens beside its launch file. It checks the document and moves the experts; this command asks
-and waits. `runtime/expert_parallel/epochs/document.py` describes the document.
-"""
+"""The `tidemill experts apply` command: a unit here follows another expert map while it serves."""
 
 import argparse
 import json
-import os
-import socket
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from planner.command.options import add_command, add_format, add_spec_or_plan
 from planner.command.printed import print_json, show_progress
 from planner.facts import names
-from planner.facts.digest import digest_of
 from planner.facts.files import read_file
 from planner.facts.map_files import Map, read_map
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from stacks.local.errors import LocalError
 from stacks.local.find import find_deployment, nothing_runs_message
+from stacks.local.hand_over import hand_over
 from stacks.local.run_folder import RunFolder
 
 __all__ = ["add_apply"]
@@ -105,51 +94,9 @@ def _switch(folder: RunFolder, unit: str, physical_to_logical: Map) -> dict[str,
     Raises LocalError if the rank does not answer.
     """
     try:
-        with _connect(folder.launch_folder, f"{unit}.epoch") as rank, rank.makefile("rb") as said:
-            standing = _read_line(said)
-            rank.sendall(json.dumps(_document(standing, physical_to_logical)).encode() + b"\n")
-            return _read_line(said)
+        return hand_over(folder.launch_folder, unit, physical_to_logical)
     except (OSError, ValueError) as error:
         raise _unit_error(unit, f"its first rank gives no answer: {error}", "tidemill status shows its state") from None
-
-
-def _connect(folder: Path, name: str) -> socket.socket:
-    """Return a connection to the Unix socket `name` in `folder`.
-
-    The folder's path may be longer than socket paths may be.
-
-    Raises OSError if nobody listens there.
-    """
-    rank, here = socket.socket(socket.AF_UNIX), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        rank.connect(f"/proc/self/fd/{here}/{name}")  # the path of a socket has at most 107 characters (unix(7))
-    except OSError:
-        rank.close()
-        raise
-    finally:
-        os.close(here)
-    return rank
-
-
-def _read_line(said: BinaryIO) -> dict[str, Any]:
-    line = said.readline()
-    if not line:
-        raise ValueError("it closed the connection")
-    found: dict[str, Any] = json.loads(line)
-    return found
-
-
-def _document(standing: dict[str, Any], physical_to_logical: Sequence[Sequence[int]]) -> dict[str, Any]:
-    document = {
-        "version": 1,
-        "unit": standing["unit"],
-        "unit_digest": standing["unit_digest"],
-        "number": standing["number"] + 1,
-        "predecessor": standing["digest"],
-        "places": standing["places"],
-        "physical_to_logical": physical_to_logical,
-    }
-    return {"digest": digest_of(document)} | document
 
 
 def _unit_error(unit: str, reason: str, fix: str) -> LocalError:

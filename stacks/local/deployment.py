@@ -234,6 +234,8 @@ def _first_record(plan: Plan, layout: Layout, keys: Path | None, day: DayRecord 
             "starting" if unit.name in first else "off",
             unit.ranks,
             metrics=layout.metrics[unit.name],
+            planned_map=unit.expert_map,
+            map_in_service=unit.expert_map,
         )
         for unit in plan.units
     )

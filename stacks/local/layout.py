@@ -15,8 +15,10 @@ from typing import Literal
 
 from planner.facts import names
 from planner.plan.plan import Plan
+from planner.plan.sections import LiveMap
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
+from planner.spec.schema import LiveMapsSpec
 
 __all__ = [
     "SERVED_TOKENIZER",
@@ -25,6 +27,7 @@ __all__ = [
     "Identity",
     "Layout",
     "Listener",
+    "LiveSettings",
     "NodeProcess",
     "lay_out_locally",
 ]
@@ -81,6 +84,14 @@ class Listener:
 
 
 @dataclass(frozen=True)
+class LiveSettings:
+    """The limits of the spec, and what the maps of each phase whose units may switch have to keep."""
+
+    limits: LiveMapsSpec
+    rules: Mapping[str, LiveMap]  # by phase
+
+
+@dataclass(frozen=True)
 class Layout:
     """The processes that a plan becomes on this machine, with their files, certificates and ports."""
 
@@ -91,6 +102,7 @@ class Layout:
     listeners: tuple[Listener, ...] = ()  # some of each address, which must be free before anything starts
     files: Mapping[str, str] = field(default_factory=dict)  # name -> text, of the launch files
     metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # gateway or unit -> addresses of metrics
+    live: LiveSettings | None = None  # None: units keep their maps until they restart
 
 
 def lay_out_locally(
@@ -124,7 +136,9 @@ def lay_out_locally(
             nodes.append(NodeProcess(f"{unit.name}.{node}", unit.name, command))
     identities, listeners = _list_identities(plan, gateways, certificates), _list_listeners(plan, gateways, addresses)
     files, metrics = plan.launch_files(str(kv_folder)), dict(_list_metrics(plan, gateways, addresses))
-    return Layout(gateways, tuple(nodes), identities, plan.drain_s, tuple(listeners), files, metrics)
+    limits, rules = plan.spec.expert_load.live, plan.live_maps
+    live = None if limits is None or rules is None else LiveSettings(limits, dict[str, LiveMap](rules.items()))
+    return Layout(gateways, tuple(nodes), identities, plan.drain_s, tuple(listeners), files, metrics, live)
 
 
 def _gateway_names(number: int) -> list[str]:

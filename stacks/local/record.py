@@ -20,6 +20,8 @@ class UnitRecord:
     also while it restarts. `starts_at` is the time.monotonic() of the unit's next start. `metrics` are the
     addresses of its ranks' metrics, in the order of ranks. In epoch 0 the unit follows the plan's expert map;
     `epoch_digest` is the digest of a later epoch.
+    `planned_map` is the digest of the plan's map, `map_in_service` that of the map that the unit follows. The unit
+    went to `own_epoch` by itself, for `own_reason`; `decision` is the last one about a better map.
     """
 
     name: str
@@ -33,6 +35,11 @@ class UnitRecord:
     metrics: tuple[str, ...] = ()
     epoch: int = 0
     epoch_digest: str | None = None
+    planned_map: str = ""
+    map_in_service: str = ""
+    own_epoch: int = 0
+    own_reason: str = ""
+    decision: str | None = None
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.facts.digest import digest_of
 from planner.facts.files import read_file
 from stacks.local.errors import LocalError
+from stacks.local.hand_over import epoch_file
 from stacks.local.layout import SERVED_WEIGHTS
 from stacks.local.processes import GONE, STOPPED, has_ended, process_state, start_ticks
 from stacks.local.record import Record, UnitRecord
@@ -162,8 +164,10 @@ class RunFolder:
         if unit.state == "ended":
             return unit  # the next `up` begins in epoch 0
         try:
-            document = json.loads(read_file(self.launch_folder / f"{unit.name}.epoch.json"))
-            return replace(unit, epoch=int(document["number"]), epoch_digest=str(document["digest"]))
+            document = json.loads(read_file(self.launch_folder / epoch_file(unit.name)))
+            number, digest = int(document["number"]), str(document["digest"])
+            followed = digest_of(document["physical_to_logical"])
+            return replace(unit, epoch=number, epoch_digest=digest, map_in_service=followed)
         except (OSError, ValueError, KeyError, TypeError):  # none, or one that the unit refuses too
             return unit
 

@@ -24,6 +24,7 @@ from dataclasses import replace
 
 from stacks.local.certificates import Certificates, now
 from stacks.local.layout import SERVED_TOKENIZER, SERVED_WEIGHTS, Layout
+from stacks.local.live_maps import LiveMaps
 from stacks.local.played_day import advance
 from stacks.local.processes import ProcessGroup, start_ticks
 from stacks.local.record import ORDER, GatewayRecord, Record, UnitRecord
@@ -98,6 +99,7 @@ class _Supervisor:
         }
         for unit in record.units:
             self._units[unit.name].is_off = unit.state == "off"
+        self._live = None if layout.live is None else LiveMaps(folder.launch_folder, layout.live)
         self._files = {name: text.encode() for name, text in layout.files.items()}  # and what gateways write
         self._unwritable = 0  # errno of a failed write of the record, which ends the start
         self._num_stops = 0
@@ -200,6 +202,8 @@ class _Supervisor:
                 record = self._record_stage(record, reached)
         if record.is_ready:
             record = self._record_stage(record, "ready")
+        if self._live is not None:
+            record = self._live.look(record)
         self._record = self._record_next_starts(self._play_day(record))
         self._write_if_due()
 

@@ -1,1 +1,1 @@
-"""What ranks measure, and the expert maps that follow."""
+"""What ranks measure, and resulting maps."""

@@ -45,13 +45,13 @@ from stacks.gitops.init import make_environments, require_loads, require_reposit
 from stacks.gitops.propose import Call as ProposeCall
 from stacks.gitops.propose import check_payback
 from stacks.gitops.refusals import no_loads_file
-from stacks.measured import recorded
 from stacks.live.status import ask_cluster
 from stacks.local import apply_cli, deployment, find, layout, run_folder, runtime_cli, up_cli
 from stacks.local.layout import Listener
 from stacks.local.played_day import DayRecord, plan_play, read_length
 from stacks.local.record import GatewayRecord, Record, UnitRecord
 from stacks.local.run_folder import RunFolder
+from stacks.measured import recorded
 from stacks.measured.recorded import read_recorded
 from stacks.program.source import Source
 from stacks.simulator.call import read_call

@@ -1,0 +1,91 @@
+"""Hand the next epoch to a unit that serves on this machine, and wait until its ranks have switched.
+
+    rank   -> us     {"unit", "unit_digest", "number", "digest", "places"}, a line of JSON: the unit's epoch
+    us     -> rank   the document of the next epoch, with the map
+    rank   -> us     the epoch at the end of the switch, and the reason if it is not the next one
+
+The unit's first rank listens beside its launch file. It checks the document and moves the experts; we ask and wait.
+`runtime/expert_parallel/epochs/document.py` describes the document.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from planner.facts import names
+from planner.facts.digest import digest_of
+from planner.facts.files import read_file
+
+__all__ = ["Rows", "epoch_file", "hand_over", "map_in_service"]
+
+Rows = Sequence[Sequence[int]]  # a map: [num_moe_layers][num_physical_experts]
+
+
+def epoch_file(unit: str) -> str:
+    """Return the name of the document of the epoch that a unit is in, beside its launch file."""
+    return f"{unit}.epoch.json"
+
+
+def map_in_service(folder: Path, unit: str) -> Rows:
+    """Return the map that a unit follows: that of its epoch's document in `folder`, else its launch file's.
+
+    Raises OSError or ValueError if neither can be read.
+    """
+    try:
+        document = json.loads(read_file(folder / epoch_file(unit)))
+    except FileNotFoundError:
+        document = json.loads(read_file(folder / names.launch_file(unit)))["expert_map"]
+    rows: Rows = document["physical_to_logical"]
+    return rows
+
+
+def hand_over(folder: Path, unit: str, physical_to_logical: Rows) -> dict[str, Any]:
+    """Ask the first rank of a unit, whose launch file is in `folder`, to follow a map. Return its final answer.
+
+    The answer has the unit's epoch, and a reason if that is not the next one. Raises OSError or ValueError if the rank
+    does not answer.
+    """
+    with _connect(folder, f"{unit}.epoch") as rank, rank.makefile("rb") as said:
+        standing = _read_line(said)
+        rank.sendall(json.dumps(_document(standing, physical_to_logical)).encode() + b"\n")
+        return _read_line(said)
+
+
+def _connect(folder: Path, name: str) -> socket.socket:
+    """Connect to the Unix socket `name` in a folder, however long the path is.
+
+    Raises OSError if nobody listens there.
+    """
+    rank, here = socket.socket(socket.AF_UNIX), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        rank.connect(f"/proc/self/fd/{here}/{name}")  # the path of a socket has at most 107 characters (unix(7))
+    except OSError:
+        rank.close()
+        raise
+    finally:
+        os.close(here)
+    return rank
+
+
+def _read_line(said: BinaryIO) -> dict[str, Any]:
+    line = said.readline()
+    if not line:
+        raise ValueError("it closed the connection")
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def _document(standing: dict[str, Any], physical_to_logical: Rows) -> dict[str, Any]:
+    document = {
+        "version": 1,
+        "unit": standing["unit"],
+        "unit_digest": standing["unit_digest"],
+        "number": standing["number"] + 1,
+        "predecessor": standing["digest"],
+        "places": standing["places"],
+        "physical_to_logical": physical_to_logical,
+    }
+    return {"digest": digest_of(document)} | document

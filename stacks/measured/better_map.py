@@ -1,0 +1,176 @@
+"""Decide whether a unit that serves gets a better expert map: measured loads, its map -> another one, or why not.
+
+    balance     max over mean of the ranks' loads, as a mean over layers; 1.0 is perfect
+    gain        balance of the map in service / balance of the better map - 1
+    bytes       moved slots x the bytes of an expert: what all ranks of the unit receive together
+
+A map is made from the loads of an earlier time and judged by those of a later one. A map that only fits the chance of
+its own loads, or loads that do not last, gains nothing later. By chance alone, n rows of a rank vary by 1 / sqrt(n). So
+each half needs enough rows that this is well below `min_gain`.
+
+Each layer may take one of several maps near the one in service (`planner/expert_map/renew.py`): the closer it has to
+come to an even map, the more slots move. Steps towards these maps are taken in the order of what they gain for each
+slot, until `max_bytes` is reached. A step that gains less for its bytes than `min_gain` for `max_bytes` is not taken.
+
+The decision is pure: the same loads, map and limits give the same map.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from operator import ne
+from statistics import fmean
+
+from planner.expert_map import Sizes, balance_windows
+from planner.expert_map.bound import compute_bounds
+from planner.expert_map.problem import Problem, scale_windows
+from planner.expert_map.weigh import as_slots, scale
+from planner.facts.loads import Loads
+from planner.facts.quantities import counted
+from planner.plan.sections import LiveMap
+from planner.spec.schema import LiveMapsSpec
+
+__all__ = ["BetterMap", "Rows", "find_better_map"]
+
+Rows = Sequence[Sequence[int]]  # a map: [num_moe_layers][num_physical_experts]
+DEVIATIONS = 2  # assumed: min_gain is at least so many standard deviations of a rank's load
+EPSILON = 1e-9  # moves of a step that needs none, so that it is worth most
+KEEP_WITHIN = (0.0, 0.01, 0.03, 0.1)  # assumed: shares above an even map's max over mean at which a layer may stay
+
+
+@dataclass(frozen=True)
+class BetterMap:
+    """The best map for a unit, and why the unit keeps the one that it has: None if it is to get this one.
+
+    `before`, `after` and `bound` are balances under the later loads. No map is below the bound.
+    """
+
+    physical_to_logical: Rows
+    moves: int
+    num_bytes: int
+    before: float
+    after: float
+    bound: float
+    why_not: str | None = None
+
+    @property
+    def gain(self) -> float:
+        """What the map gains, as a share."""
+        return self.before / self.after - 1
+
+    def __str__(self) -> str:
+        moved = f"{counted(self.moves, 'expert')}, {self.num_bytes / 1e6:,.1f} MB"
+        return f"max/mean {self.before:.3f} -> {self.after:.3f} (no map is below {self.bound:.3f}) for {moved}"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One layer takes a map nearby: its row, its max over mean under the earlier loads, and its moved slots."""
+
+    layer: int
+    row: Sequence[int]
+    ratio: float
+    moves: int
+
+
+def find_better_map(
+    earlier: Loads, later: Loads, in_service: Rows, num_ranks: int, rules: LiveMap, limits: LiveMapsSpec
+) -> BetterMap:
+    """Return the map that gains most within `limits` for a unit of `num_ranks` ranks.
+
+    `earlier` and `later` have the rows that each expert of each layer computed in the two halves of a time. If no map
+    within the limits gains enough, return the best without them, and why the unit keeps its own.
+    """
+    fewest, found = (DEVIATIONS / limits.min_gain) ** 2, min(map(sum, (*earlier, *later))) / num_ranks
+    if found < fewest:
+        why_not = (
+            f"a rank computed {found:,.0f} rows in half of the time, and only {fewest:,.0f} tell min_gain from chance"
+        )
+        return BetterMap(in_service, 0, 0, 1.0, 1.0, 1.0, why_not)
+    sizes = Sizes(len(in_service[0]), num_ranks, rules.num_nodes, rules.num_groups, rules.gate)
+    steps = list(_list_steps(earlier, in_service, sizes, rules))
+    stays = _balances(earlier, in_service, sizes, rules)
+    most_moves = limits.max_bytes // rules.expert_bytes
+
+    def best_with(most: float, least_worth: float) -> BetterMap:
+        return _judge(later, in_service, _take_steps(steps, in_service, stays, most, least_worth), sizes, rules)
+
+    best = best_with(most_moves, limits.min_gain * rules.expert_bytes / limits.max_bytes)
+    if best.moves and best.gain >= limits.min_gain:
+        return best
+    unlimited = best_with(inf, 0.0)
+    if not unlimited.moves:
+        return replace(unlimited, why_not="no map nearby is better")
+    if unlimited.moves > most_moves and unlimited.gain >= limits.min_gain:
+        within = f"{best.gain:.1%}" if best.moves else "nothing"
+        return replace(unlimited, why_not=f"within max_bytes ({limits.max_bytes / 1e6:,.1f} MB) a map gains {within}")
+    return replace(
+        unlimited, why_not=f"by the later loads it gains {unlimited.gain:.1%}, not min_gain ({limits.min_gain:.1%})"
+    )
+
+
+def _list_steps(loads: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap) -> Iterator[_Step]:
+    """Yield the maps near the one in service and the best map, layer by layer, with their balance under `loads`."""
+    for keep_within, as_a_whole in (*((each, False) for each in KEEP_WITHIN), (0.0, True)):
+        found = balance_windows(
+            [loads],
+            sizes,
+            effort="refined",
+            policy="auto",
+            quantile=None,
+            previous=in_service,
+            keep_within=keep_within,
+            domains=rules.domains,
+            split=rules.split,
+            as_a_whole=as_a_whole,
+        )
+        rows = found.physical_to_logical
+        for layer, ratio in enumerate(_balances(loads, rows, sizes, rules)):
+            if moves := _count_moves(rows[layer], in_service[layer]):
+                yield _Step(layer, rows[layer], ratio, moves)
+
+
+def _take_steps(
+    steps: Sequence[_Step], in_service: Rows, stays: Sequence[float], most_moves: float, least_worth: float
+) -> Rows:
+    """Return the map in service after the steps that gain most for each moved slot, at most `most_moves` in all.
+
+    Each step gains at least `least_worth` for each of its moves. `stays` are the layers' balances without any step.
+    """
+    rows, ratios, moves = list(in_service), list(stays), [0] * len(in_service)
+
+    def more_moves(step: _Step) -> int:
+        return step.moves - moves[step.layer]
+
+    def worth(step: _Step) -> float:
+        return (ratios[step.layer] - step.ratio) / sum(ratios) / max(more_moves(step), EPSILON)
+
+    while True:
+        room = most_moves - sum(moves)
+        better = [each for each in steps if each.ratio < ratios[each.layer] and more_moves(each) <= room]
+        best = max(better, key=lambda step: (worth(step), -step.layer), default=None)
+        if best is None or worth(best) < least_worth:
+            return rows
+        rows[best.layer], ratios[best.layer], moves[best.layer] = best.row, best.ratio, best.moves
+
+
+def _judge(loads: Loads, in_service: Rows, rows: Rows, sizes: Sizes, rules: LiveMap) -> BetterMap:
+    """Return the map with its balance under `loads`, beside that of the map in service and the bound."""
+    before, after = (fmean(_balances(loads, each, sizes, rules)) for each in (in_service, rows))
+    bounds, _ = compute_bounds(
+        scale(loads), sizes, within_nodes=False, are_covered=bool(rules.domains), split=rules.split
+    )
+    moves = sum(map(_count_moves, rows, in_service))
+    return BetterMap(rows, moves, moves * rules.expert_bytes, before, after, fmean(bounds.tolist()))
+
+
+def _count_moves(row: Sequence[int], before: Sequence[int]) -> int:
+    """Return how many slots get another expert. In a renewed row, an expert that stays on a rank keeps its slot."""
+    return sum(map(ne, row, before))
+
+
+def _balances(loads: Loads, rows: Rows, sizes: Sizes, rules: LiveMap) -> list[float]:
+    """Return max over mean of the ranks' loads in each layer."""
+    problem = Problem(scale_windows([loads]), sizes, split=rules.split)
+    found: list[float] = problem.ratio(as_slots(rows, sizes)).tolist()
+    return found

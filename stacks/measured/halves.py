@@ -1,0 +1,61 @@
+"""The loads of a unit since it adopted its map, in two halves of `expert_load.live.every`: earlier and later. Pure.
+
+Ranks count rows from their start on, so loads are differences of what they have counted. Counts begin anew when the
+unit starts again or follows another map: loads of an earlier map never decide the next one.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from planner.facts.loads import Loads
+
+__all__ = ["Halves", "MeasuredLoads"]
+
+Halves = tuple[Loads, Loads]
+
+
+@dataclass
+class MeasuredLoads:
+    """What a unit's ranks have counted at the beginning and in the middle of a time of `every_s` seconds.
+
+    `life` changes whenever counts must begin anew. Instants are of one clock, in seconds.
+    """
+
+    every_s: float
+    life: Hashable = None
+    began: float = 0.0
+    counts: tuple[Loads, ...] = ()
+
+    def is_due(self, now: float, life: Hashable) -> bool:
+        """Return whether the ranks' counts have to be read now."""
+        return life != self.life or now - self.began >= len(self.counts) * self.every_s / 2
+
+    def add(self, now: float, life: Hashable, counted: Loads) -> Halves | None:
+        """Note what the ranks have counted by `now`. Return both halves' loads at the end of a time, else None."""
+        if not self.is_due(now, life):
+            return None
+        if life != self.life or not self.counts or _is_less(counted, self.counts[-1]):
+            self.life, self.began, self.counts = life, now, (counted,)
+            return None
+        begin, *middle = self.counts
+        if not middle:
+            self.counts = begin, counted
+            return None
+        self.began, self.counts = now, (counted,)
+        return _difference(middle[0], begin), _difference(counted, middle[0])
+
+
+def _is_less(counted: Loads, before: Loads) -> bool:
+    """Return whether any count has fallen, as when ranks have started again."""
+    return any(
+        one < other
+        for rows, others in zip(counted, before, strict=True)
+        for one, other in zip(rows, others, strict=True)
+    )
+
+
+def _difference(counted: Loads, before: Loads) -> Loads:
+    return tuple(
+        tuple(one - other for one, other in zip(rows, others, strict=True))
+        for rows, others in zip(counted, before, strict=True)
+    )

@@ -1,0 +1,70 @@
+"""`expert_load.live`: a unit that serves gets a better expert map by itself, and its callers cannot tell."""
+
+import threading
+
+import pytest
+
+from tests.stacks.deployments import (
+    HOSTS,
+    Tidemill,
+    decode_samples,
+    greedy_texts,
+    held_experts,
+    total,
+    wait_until,
+    write_demo,
+)
+
+UNIT = "demo-decode-0"
+LIVE = "live: {every: 4s, min_gain: 0.2, max_bytes: 100MB}"
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """A demo whose maps are for drawn loads, so that traffic finds other experts hot."""
+    spec = write_demo(tmp_path)
+    spec.write_text(spec.read_text().replace("  file: expert_load.json\n", f"  alpha: 2\n  seed: 3\n  {LIVE}\n"))
+    tidemill = Tidemill(next(HOSTS), tmp_path / "state")
+    done = tidemill.up(spec)
+    assert done.returncode == 0, done.stderr
+    yield tidemill
+    tidemill.run("down")
+
+
+def decode_unit(demo):
+    """Return what `status` says of the decode unit."""
+    (unit,) = (unit for unit in demo.status()["units"] if unit["name"] == UNIT)
+    return unit
+
+
+@pytest.mark.whole
+def test_a_unit_adopts_a_better_map_by_itself(demo):
+    """Traffic that the plan did not foresee gives a unit another map: status and metrics tell it, and texts do not."""
+    before, held_before = greedy_texts(demo), [held_experts(rank) for rank in decode_samples(demo)]
+    planned, texts, is_over = decode_unit(demo)["expert_map"], [], threading.Event()
+
+    def ask():
+        while not is_over.is_set():
+            texts.append(greedy_texts(demo))
+
+    callers = [threading.Thread(target=ask) for _ in range(3)]
+    for each in callers:
+        each.start()
+    try:
+        wait_until(lambda: "epoch" in decode_unit(demo), timeout_s=90)
+    finally:
+        is_over.set()
+        for each in callers:
+            each.join()
+    unit, ranks, shown = decode_unit(demo), decode_samples(demo), demo.run("status").stdout
+
+    assert texts == [before] * len(texts)
+    assert planned["plan"] == planned["in_service"] == unit["expert_map"]["plan"] != unit["expert_map"]["in_service"]
+    assert unit["expert_map"]["why"].startswith("expert_load.live: max/mean ")
+    assert f"expert map {unit['expert_map']['in_service']} instead of the plan's {planned['plan']}: max/mean" in shown
+    assert sum(total(rank, "tidemill_expert_moves_bytes_total") for rank in ranks) <= 100e6 * unit["epoch"]["number"]
+    for rank, held in zip(ranks, held_before, strict=True):
+        assert total(rank, "tidemill_expert_map_info", digest=unit["epoch"]["digest"]) == 1
+        assert total(rank, "tidemill_expert_moves_undone_total") == 0
+        assert held_experts(rank) >= held
+    assert sum(total(rank, "tidemill_expert_moves_experts_total") for rank in ranks) > 0
