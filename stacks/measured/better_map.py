@@ -4,8 +4,9 @@
     gain        balance of the map in service / balance of the better map - 1
     bytes       moved slots x the bytes of an expert: what all ranks of the unit receive together
 
-A map is made from the loads of an earlier time and judged by those of a later one. A map that only fits the chance of
-its own loads, or loads that do not last, gains nothing later. By chance alone, n rows of a rank vary by 1 / sqrt(n). So
+A map is made from the loads of the earlier half of a time and judged by those of the later half. A map that only fits
+the chance of its own loads, or loads that do not last, gains nothing later. If it gains enough, the unit gets one that
+is made from both halves, since newer loads make a better map. By chance alone, n rows of a rank vary by 1 / sqrt(n). So
 each half needs enough rows that this is well below `min_gain`.
 
 Each layer may take one of several maps near the one in service (`planner/expert_map/renew.py`): the closer it has to
@@ -88,8 +89,19 @@ def find_better_map(
         )
         return BetterMap(in_service, 0, 0, 1.0, 1.0, 1.0, why_not)
     sizes = Sizes(len(in_service[0]), num_ranks, rules.num_nodes, rules.num_groups, rules.gate)
-    steps = list(_list_steps(earlier, in_service, sizes, rules))
-    stays = _balances(earlier, in_service, sizes, rules)
+    tried = _find(earlier, later, in_service, sizes, rules, limits)
+    if tried.why_not is not None:
+        return tried
+    found = _find(_add(earlier, later), later, in_service, sizes, rules, limits)
+    return tried if found.why_not is not None else found
+
+
+def _find(
+    loads: Loads, later: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap, limits: LiveMapsSpec
+) -> BetterMap:
+    """Return the map made from `loads` that gains most within `limits` under the `later` ones, or the best without."""
+    steps = list(_list_steps(loads, in_service, sizes, rules))
+    stays = _balances(loads, in_service, sizes, rules)
     most_moves = limits.max_bytes // rules.expert_bytes
 
     def best_with(most: float, least_worth: float) -> BetterMap:
@@ -107,6 +119,10 @@ def find_better_map(
     return replace(
         unlimited, why_not=f"by the later loads it gains {unlimited.gain:.1%}, not min_gain ({limits.min_gain:.1%})"
     )
+
+
+def _add(loads: Loads, others: Loads) -> Loads:
+    return tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(loads, others, strict=True))
 
 
 def _list_steps(loads: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap) -> Iterator[_Step]:
