@@ -60,6 +60,13 @@ UNIT_OBJECTS = {
     "leaderworkerset": ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
     "statefulset": ("apps/v1", "StatefulSet"),
 }
+# The kinds of a unit's other objects that have its name.
+COMPANIONS = (
+    ("v1", "Service"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
+    ("cert-manager.io/v1", "Certificate"),
+    ("resource.nvidia.com/v1beta1", "ComputeDomain"),
+)
 # The kind of a unit's own object -> where its pods' template is.
 POD_TEMPLATES = {
     "LeaderWorkerSet": ("spec", "leaderWorkerTemplate", "workerTemplate"),

@@ -25,13 +25,6 @@ from stacks.kube.manifest import Manifest, Reference, is_ending, mounted_configs
 __all__ = ["find_unused_configs", "find_unused_revisions", "remove_departed", "sweep"]
 
 LOOK_S = 300.0  # assumed: often enough, since leftovers cost only a few kB
-# The kinds of a unit's other objects, which all have its name.
-COMPANIONS = (
-    ("v1", "Service"),
-    ("networking.k8s.io/v1", "NetworkPolicy"),
-    ("cert-manager.io/v1", "Certificate"),
-    ("resource.nvidia.com/v1beta1", "ComputeDomain"),
-)
 SET_LABEL = "leaderworkerset.sigs.k8s.io/name"
 REVISION_LABEL = "leaderworkerset.sigs.k8s.io/template-revision-hash"
 
@@ -124,7 +117,7 @@ def _delete_companions(follower: Follower, deployment: Manifest, unit: str) -> b
     """
     if follower.is_dry_run:
         return False
-    for api_version, kind in COMPANIONS:
+    for api_version, kind in names.COMPANIONS:
         try:
             follower.api.delete(Reference(api_version, kind, deployment["metadata"]["namespace"], unit))
         except NotServedError:

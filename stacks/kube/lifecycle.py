@@ -29,7 +29,7 @@ from stacks.kube.errors import (
 )
 from stacks.kube.manifest import Manifest, Reference, is_ending, mounted_configs, object_uid
 from stacks.kube.ownership import is_still_ours, other_managers, owning_plan, require_still_ours, require_takeable
-from stacks.kube.readiness import is_off, is_withheld, missing
+from stacks.kube.readiness import is_off, is_withheld, missing, num_withheld
 from stacks.kube.waiting import Patience, await_gone, await_ready, try_list
 
 __all__ = [
@@ -55,7 +55,7 @@ class StoredObject:
     """The state of an object after it was created or updated."""
 
     uid: str
-    is_off: bool  # somebody scaled it to 0; its manifest does not set replicas
+    is_off: bool  # a person scaled it to 0: neither its manifest nor a controller sets replicas
     is_withheld: bool = False  # its pods keep their previous template until somebody drains it
     adopted_from: tuple[str, ...] = ()  # the field managers from which it was taken over
 
@@ -105,16 +105,16 @@ def foresee_create(api: Api, manifest: Manifest, *, adopts: bool = False) -> Non
             raise
 
 
-def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience) -> StoredObject:
+def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience, *, waits: bool = True) -> StoredObject:
     """Update the object made from `old` to `manifest`, overwriting manual edits. Create it if it no longer exists.
 
-    Waits until the object is ready. Raises NotReadyError if the update was stored, or may have been, and the object is
-    not ready.
+    If `waits`, wait until the object is ready. Raises NotReadyError if the update was stored, or may have been, and the
+    object is not ready.
     """
     live = _get_after_deletion(api, Reference.from_manifest(manifest), patience)
     if live is not None:
         require_still_ours(live, manifest, old)
-    return _store(api, manifest, live, patience)
+    return _store(api, manifest, live, patience, waits=waits)
 
 
 def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
@@ -282,8 +282,8 @@ def _store(
         # It may be stored, or become so: an object that is not in the state would never be deleted.
         raise NotReadyError([f"whether {reference} was stored is not known; repeat: {error}"]) from error
     ready = await_ready(api, reference, object_uid(stored), patience) if waits and missing(stored) else stored
-    off = is_off(ready) and "replicas" not in manifest["spec"]
-    return StoredObject(object_uid(ready), off, is_withheld=not off and waits and is_withheld(ready))
+    off = is_off(ready) and "replicas" not in manifest["spec"] and not num_withheld(manifest)
+    return StoredObject(object_uid(ready), off, is_withheld(live, stored))
 
 
 def _foresee_in_default(api: Api, manifest: Manifest) -> None:

@@ -116,8 +116,8 @@ def _store_one(
         return lifecycle.create(api, manifest, patience, waits=waits, adopts=adopts)
     if lifecycle.find_frozen_changes(api, manifest, list(differences(before, manifest))):
         lifecycle.delete(api, before, patience)
-        return lifecycle.create(api, manifest, patience)
-    return lifecycle.update(api, before, manifest, patience)
+        return lifecycle.create(api, manifest, patience, waits=waits)
+    return lifecycle.update(api, before, manifest, patience, waits=waits)
 
 
 def _foresee(api: Api, before: Manifest | None, manifest: Manifest, *, adopts: bool) -> None:

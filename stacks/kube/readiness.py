@@ -22,9 +22,11 @@ def num_withheld(live: Manifest) -> int:
     return int((rollout.get("rollingUpdateConfiguration") or {}).get("partition", 0))
 
 
-def is_withheld(live: Manifest) -> bool:
-    """Return whether groups of a LeaderWorkerSet have an older template because `partition` withholds the new one."""
-    return bool(num_withheld(live)) and _count(live, "updatedReplicas") < _wanted_replicas(live)
+def is_withheld(before: Manifest | None, live: Manifest) -> bool:
+    """Return whether `partition` keeps the groups of a LeaderWorkerSet at the template that it had `before`."""
+    if before is None or not num_withheld(live) or not _wanted_replicas(live):
+        return False
+    return bool(before["spec"].get("leaderWorkerTemplate") != live["spec"].get("leaderWorkerTemplate"))
 
 
 def missing(live: Manifest) -> str | None:

@@ -142,7 +142,7 @@ SHAPES: Mapping[str, Shape] = {
     "TidemillDeployment": {
         "metadata": {"namespace": str, "uid": str, "generation": int, "creationTimestamp": str},
         "spec": {"timezone": str, "units": [{"name": str, "phase": str}], "steps": [{"at": str, "units": dict}]},
-        "status?": {"conditions?": [{"lastTransitionTime": str}], "changes?": [CHANGE]},
+        "status?": {"conditions?": [{"lastTransitionTime": str}], "changes?": [CHANGE], "unitNames?": [str]},
     },
 }
 

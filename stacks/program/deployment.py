@@ -1,11 +1,15 @@
 """A whole plan as a Pulumi component: what all pods share, then the gateway and the units side by side.
 
     Deployment -> Provider -> namespace, account -> gateway
-                                                 -> Occupants -> unit, unit, ... -> Arrivals -> controller
+                                                 -> Occupants -> unit, unit, ... -> Arrivals
+                                                                                 -> controller
 
 Gateway and units wait for each other inside the cluster (ranks register, then the gateway is ready), so Pulumi must
 bring them up together and may order only what comes before both. Units that only the plan before had end before new
 ones start, which may need their nodes. New units are awaited together (`provider/occupants.py`).
+
+With a controller, units that leave and units that change are its own, as under Git. So it gets the new plan once all
+units are stored, and none is awaited before. When all is destroyed it goes before the units, which are Pulumi's then.
 
 Gateway and units are one resource each, of several objects: Pulumi writes its whole state at each step of a resource.
 
@@ -80,13 +84,12 @@ class Deployment(pulumi.ComponentResource):
         # Its Deployment becomes ready only when units have registered, so nothing may wait for it before they exist.
         gateway = self._declare_set(names.gateway_name(self._plan.name), objects.gateway, shared)
         name, options = self._child("units", shared)
-        occupants = Occupants(name, self._conceal(objects.occupants()), options)
+        listed, has_controller = self._conceal(objects.occupants()), bool(objects.controller)
+        occupants = Occupants(name, listed, options, has_controller=has_controller)
         units = [self._declare_set(unit, of_unit, [occupants]) for unit, of_unit in objects.units.items()]
-        name, options = self._child("units-ready", units)
-        arrivals = Arrivals(name, list(objects.units), options)
-        if objects.controller:  # after the units: each has been seen ready once before any is turned off
-            self._declare_set(names.controller_name(self._plan.name), objects.controller, [arrivals])
-        return [gateway, arrivals]
+        if has_controller:
+            self._declare_set(names.controller_name(self._plan.name), objects.controller, units)
+        return [gateway, Arrivals(*self._child("units-ready", units))]
 
     def _declare_shared(self, objects: Sequence[PlanObject]) -> list[pulumi.Resource]:
         """Declare `objects`.

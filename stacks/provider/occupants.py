@@ -3,17 +3,18 @@
 Pulumi deletes resources that a program no longer declares at the very end. A new unit that needs their nodes would wait
 until its deadline. So the program lists all its units in one resource, and every unit depends on it. Pulumi keeps the
 last list; an update of the list deletes the units that have left it, and waits until they are gone. When Pulumi comes
-to delete them itself, there is nothing left to do.
+to delete them itself, there is nothing left to do. With a controller they are left to that (`departed.py`).
 
-    objects    name -> a manifest that needs no more than the object's identity and labels
+    objects      name -> a manifest that needs no more than the object's identity and labels
+    controller   true if the plan has one
 
-Units that are new in the list are created without waiting: each wait would block one of Pulumi's few workers until the
-unit has loaded. A second list of the same names (`Arrivals`), which depends on all units, waits for all at the end. Its
-names change whenever there is something to wait for.
+Units that are new in the list are stored without waiting: each wait would block one of Pulumi's few workers until the
+unit has loaded. With a controller no unit is awaited by itself, since one may need what only the controller does, as
+soon as the new plan tells it. A second resource (`Arrivals`), which depends on all units, awaits all of these together
+at the end. It has no inputs, and changes whenever there is something to wait for.
 
-    names      of the units to wait for
-
-The lists are no objects of the cluster. Making the first one, looking at them and deleting them do nothing there.
+Both are no objects of the cluster. Making the first one and looking at them do nothing there, and neither does deleting
+them without a controller.
 """
 
 from typing import Any
@@ -41,10 +42,8 @@ def find_new(old: ListInputs, listed: ListInputs) -> set[Reference]:
     return {Reference.from_manifest(each) for each in find_departed(listed, old)}
 
 
-def find_naming_mistakes(values: ListInputs, token: str) -> list[tuple[str, str]]:
-    """Return (property, reason) for each mistake in the inputs of a list of type `token`, Occupants or Arrivals."""
-    if token == ARRIVALS:
-        return [] if isinstance(values.get("names"), list) else [("names", "names must be a list of names")]
+def find_naming_mistakes(values: ListInputs) -> list[tuple[str, str]]:
+    """Return (property, reason) for each mistake in a list of objects."""
     objects = values.get("objects")
     if isinstance(objects, dict) and all(map(_is_named, objects.values())):
         return []

@@ -75,23 +75,24 @@ class Objects(pulumi.CustomResource):
 class Occupants(pulumi.CustomResource):
     """The list of the objects that occupy nodes, by name.
 
-    Objects that leave it are deleted before its dependents change.
-
-    Only the identity and the labels of each manifest count. New objects are created without waiting: `Arrivals` has
-    to follow, with the same names.
+    Only the identity and the labels of each manifest count. New objects are created without waiting: `Arrivals` has to
+    follow. If there is a controller, it deletes those that leave, and no object is awaited before `Arrivals`.
     """
 
     def __init__(
-        self, name: str, objects: Mapping[str, Mapping[str, Any]], opts: pulumi.ResourceOptions | None = None
+        self,
+        name: str,
+        objects: Mapping[str, Mapping[str, Any]],
+        opts: pulumi.ResourceOptions | None = None,
+        *,
+        has_controller: bool = False,
     ) -> None:
-        super().__init__(occupants.TOKEN, name, {"objects": dict(objects)}, opts)
+        controller = {"controller": True} if has_controller else {}
+        super().__init__(occupants.TOKEN, name, {"objects": dict(objects), **controller}, opts)
 
 
 class Arrivals(pulumi.CustomResource):
-    """A resource that waits for all objects that are new in `Occupants`.
+    """A resource that waits for all objects of `Occupants` that were stored without waiting. It must depend on them."""
 
-    It must depend on all objects with its names.
-    """
-
-    def __init__(self, name: str, names: Sequence[str], opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(occupants.ARRIVALS, name, {"names": list(names)}, opts)
+    def __init__(self, name: str, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(occupants.ARRIVALS, name, {}, opts)

@@ -35,8 +35,10 @@ from stacks.kube.errors import NotReadyError, PartlyStoredError, ProviderError
 from stacks.kube.lifecycle import StoredObject
 from stacks.kube.manifest import OBJECTS, Manifest, Reference
 from stacks.kube.object_set import Manifests
+from stacks.kube.readiness import num_withheld
 from stacks.kube.waiting import Patience
 from stacks.provider import config, objects, occupants
+from stacks.provider.departed import is_left_to_controller, list_leftovers
 from stacks.provider.engine import Engine
 from stacks.provider.objects import Changes
 from stacks.provider.rollout import Rollout, rolled_phase
@@ -108,7 +110,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         self._session: Session | None = None
         self._made_uids: set[str] = set()  # uids of objects that this run has created or adopted: it never deletes them
         self._new_references: set[Reference] = set()  # objects new in the list: not awaited one by one
-        self._arriving: dict[Reference, str] = {}  # of these, the created ones to await -> uid
+        self._arriving: dict[Reference, str] = {}  # objects stored without waiting, which `Arrivals` awaits -> uid
         self._set_members: set[Reference] = set()  # objects that this run declares as one of several
 
     @report_errors
@@ -151,7 +153,9 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         """Return the manifests' mistakes in apiVersion, kind and name. The API server judges the rest later."""
         news = decode_struct(request.news)
         if request.type in occupants.LISTS:
-            return _check_response(request, occupants.find_naming_mistakes(news, request.type))
+            return _check_response(
+                request, occupants.find_naming_mistakes(news) if request.type == occupants.TOKEN else []
+            )
         failures = objects.find_naming_mistakes(news, request.type)
         if request.type == OBJECTS and not failures:
             self._set_members |= {Reference.from_manifest(each) for each in news.values()}
@@ -161,6 +165,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Diff(self, request: provider_pb2.DiffRequest) -> provider_pb2.DiffResponse:
         """Return the differences between old and new inputs, path by path, and which of them need a new object."""
         old, new = decode_struct(request.old_inputs), decode_struct(request.news)
+        if request.type == occupants.ARRIVALS and self._arriving:
+            return provider_pb2.DiffResponse(changes=provider_pb2.DiffResponse.DIFF_SOME)
         if old == new or request.type in occupants.LISTS:
             return _diff_response(Changes(list(differences(old, new))))
         api = self._session.api_if_reached() if self._session else None
@@ -171,10 +177,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Create(self, request: provider_pb2.CreateRequest) -> provider_pb2.CreateResponse:
-        """Create the objects and wait until they are ready, but for new units, which `Arrivals` waits for.
-
-        Previews only check.
-        """
+        """Create the objects and wait until they are ready. New units are awaited by `Arrivals` instead."""
         if request.type in occupants.LISTS:
             self._carry_out_list(request, {"objects": {}}, decode_struct(request.properties))
             return provider_pb2.CreateResponse(id=occupants.ID, properties=Struct())
@@ -240,10 +243,12 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
         A single object that is now part of a set stays too: in older states each was a resource of its own.
         """
+        old = decode_struct(request.old_inputs)
         if request.type in occupants.LISTS:
+            self._delete_leftovers(request, old, {"objects": {}})
             return empty_pb2.Empty()
-        manifests = objects.read_manifests(decode_struct(request.old_inputs), request.type)
-        if request.type == OBJECTS or Reference.from_manifest(manifests[""]) not in self._set_members:
+        manifests = objects.read_manifests(old, request.type)
+        if not self._is_kept(request.type, object_set.main_object(manifests)[1]):
             object_set.delete(self._api(), manifests, self._patience(request), self._made_uids)
         return empty_pb2.Empty()
 
@@ -263,19 +268,41 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         assert self._session is not None, "the engine configures a provider before it uses it"
         return self._session.api()
 
+    def _is_kept(self, token: str, main: Manifest) -> bool:
+        """Return whether objects stay in the cluster when Pulumi deletes their resource, whose main object is `main`.
+
+        A single object stays that is part of a set now: in older states each was a resource of its own. A unit that has
+        left the plan stays if a controller deletes it.
+        """
+        is_declared = Reference.from_manifest(main) in self._set_members
+        if token != OBJECTS:
+            return is_declared
+        return bool(num_withheld(main)) and not is_declared and is_left_to_controller(self._api(), main)
+
     def _carry_out_list(self, request: Any, old: dict[str, Any], listed: dict[str, Any]) -> None:
         """Carry out a list (`occupants.py`): delete objects that have left it or, for `Arrivals`, wait for new ones."""
         if request.preview:
             return
         if request.type == occupants.TOKEN:
             self._new_references |= occupants.find_new(old, listed)
-            if gone := occupants.find_departed(old, listed):
+            gone = occupants.find_departed(old, listed)
+            if listed.get("controller"):
+                gone = [each for each in gone if not is_left_to_controller(self._api(), each)]
+            if gone:
                 lifecycle.delete_all(self._api(), gone, self._patience(request))
+            self._delete_leftovers(request, old, listed)
             return
         try:
             waiting.await_all(self._api(), self._arriving, self._patience(request))
         except NotReadyError as error:
             raise InitFailed(occupants.ID, encode_struct(listed), Struct(), error.reasons) from error
+
+    def _delete_leftovers(self, request: Any, old: dict[str, Any], listed: dict[str, Any]) -> None:
+        """Delete what the controller of the `old` list has not deleted yet, if the new one has no controller."""
+        if old.get("controller") and not listed.get("controller"):
+            unit = next(iter(old["objects"].values()))
+            for found in list_leftovers(self._api(), unit, listed["objects"].keys()):
+                lifecycle.delete_all(self._api(), found, self._patience(request))
 
     def _roll_out(self, request: Any, old: Manifests, new: Manifests) -> None:
         """Store the changed objects.
@@ -307,12 +334,15 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             raise InitFailed.from_objects(error.existing, request.type, error.reasons) from error
 
     def _store(self, request: Any, old: Manifests, new: Manifests) -> None:
-        """Store a resource's objects and wait until they are ready. Warn about objects that are off or were adopted."""
+        """Store a resource and wait until it is ready, unless it is a unit that `Arrivals` awaits."""
         adopted = Counter[str]()  # objects by who managed them
+        unawaited = self._new_references | {
+            Reference.from_manifest(each) for each in new.values() if num_withheld(each)
+        }
 
         def on_stored(reference: Reference, stored: StoredObject) -> None:
             self._made_uids.add(stored.uid)
-            if reference in self._new_references:
+            if reference in unawaited:
                 self._arriving[reference] = stored.uid
             for each in stored.adopted_from:
                 adopted[each] += 1
@@ -331,7 +361,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
                 new,
                 self._patience(request),
                 on_stored,
-                skip_waiting=self._new_references,
+                skip_waiting=unawaited,
                 kept_uids=self._made_uids,
                 adopts=self.cluster.adopts,
             )

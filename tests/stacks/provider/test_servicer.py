@@ -7,10 +7,12 @@ from google.protobuf import json_format
 from google.protobuf.struct_pb2 import Struct
 from pulumi.runtime.proto import provider_pb2 as pb
 
+from planner.facts.names import UNPRUNED
 from stacks.kube.manifest import OBJECTS, type_token
 from stacks.provider import config, occupants
 from stacks.provider.servicer import InitFailed, Servicer
 from stacks.provider.wire import UNKNOWN, decode_struct, encode_struct
+from tests.stacks.controller.test_observe import SPEC
 from tests.stacks.kube.fake_api import running_fake_api
 
 LABELS = {"tidemill.dev/plan": "demo"}
@@ -73,8 +75,8 @@ def group(unit):
     return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "metadata": metadata, "spec": {}}
 
 
-def listed(*units):
-    return encode_struct({"objects": {unit: group(unit) for unit in units}})
+def listed(*units, **more):
+    return encode_struct({"objects": {unit: group(unit) for unit in units}} | more)
 
 
 def relist(servicer, old, new, *, preview=False):
@@ -147,10 +149,12 @@ def test_a_list_is_made_read_and_deleted_without_the_cluster(fake, servicer):
     assert fake.requests == []
 
 
-def arrive(servicer, *units, timeout_s=30):
-    """All units that are new are awaited."""
-    listed = encode_struct({"names": list(units)})
-    return servicer.Create(pb.CreateRequest(type=occupants.ARRIVALS, properties=listed, timeout=timeout_s), None)
+ARRIVE = pb.CreateRequest(type=occupants.ARRIVALS, properties=encode_struct({}), timeout=0.2)
+
+
+def arrive(servicer):
+    """All units that were stored without waiting are awaited."""
+    return servicer.Create(pb.CreateRequest(type=occupants.ARRIVALS, properties=encode_struct({}), timeout=30), None)
 
 
 def become_ready(fake, unit):
@@ -168,7 +172,7 @@ def test_units_that_are_new_to_the_list_are_awaited_together(fake, servicer):
     create(servicer, group("decode-1"))
     for unit in ("decode-0", "decode-1"):
         threading.Timer(0.3, become_ready, (fake, unit)).start()
-    arrive(servicer, "decode-0", "decode-1")
+    arrive(servicer)
 
     assert all("status" in each for each in fake.objects.values())
 
@@ -195,10 +199,9 @@ def test_every_new_unit_that_is_not_ready_in_time_is_named(fake, servicer):
     become_ready(fake, "decode-0")
     become_ready(fake, "decode-2")
     del fake.objects[f"{GROUPS}/decode-3"]
-    request = pb.CreateRequest(type=occupants.ARRIVALS, properties=encode_struct({"names": list(units)}), timeout=0.2)
 
     with pytest.raises(InitFailed) as error:
-        servicer.Create.__wrapped__(servicer, request)
+        servicer.Create.__wrapped__(servicer, ARRIVE)
 
     assert list(error.value.detail.reasons) == [
         "LeaderWorkerSet demo/decode-1 is not ready after 0 s: not yet seen by its controller",
@@ -228,17 +231,118 @@ def test_a_list_of_no_objects_is_refused(servicer, objects):
     assert failure.property == "objects"
 
 
-def test_a_unit_that_waits_for_its_turn_is_warned_of(fake, servicer):
-    """`up` is done with it: the controller restarts it later, and its pods go on serving until then."""
-    unit = group("decode-0") | {"spec": {"rolloutStrategy": {"rollingUpdateConfiguration": {"partition": 1}}}}
-    ready = {"observedGeneration": 1, "readyReplicas": 1, "conditions": [{"type": "Available", "status": "True"}]}
-    fake.store(f"{GROUPS}/decode-0", unit | {"status": ready})
+def controlled(unit, size=1, **spec):
+    """A unit whose turns are a controller's."""
+    strategy = {"rollingUpdateConfiguration": {"partition": 1}}
+    return group(unit) | {"spec": {"rolloutStrategy": strategy, "leaderWorkerTemplate": {"size": size}} | spec}
 
-    create(servicer, unit)
 
-    assert servicer.engine.warnings == [
-        "LeaderWorkerSet demo/decode-0 keeps its pods and waits for its turn, which the controller gives"
-    ]
+@pytest.mark.parametrize(("before", "is_warned_of"), [({"size": 2}, True), ({}, False), ({"replicas": 0}, False)])
+def test_a_unit_that_waits_for_its_turn_is_warned_of(fake, servicer, before, is_warned_of):
+    """`up` is done with it: its pods serve on. One that has this template, or that the day has off, waits for none."""
+    fake.store(f"{GROUPS}/decode-0", controlled("decode-0", **before))
+
+    create(servicer, controlled("decode-0"))
+
+    text = "LeaderWorkerSet demo/decode-0 keeps its pods and waits for its turn, which the controller gives"
+    assert servicer.engine.warnings == [text] * is_warned_of
+
+
+def test_units_of_a_controller_are_awaited_after_it_has_the_new_plan(fake, servicer):
+    """None by itself, though it is not new to the list; and nothing is awaited where nothing was stored."""
+    nothing = pb.DiffRequest(type=occupants.ARRIVALS, old_inputs=encode_struct({}), news=encode_struct({}))
+    assert servicer.Diff(nothing, None).changes == pb.DiffResponse.DIFF_NONE
+
+    create(servicer, controlled("decode-0"))
+
+    assert servicer.Diff(nothing, None).changes == pb.DiffResponse.DIFF_SOME
+    with pytest.raises(InitFailed, match="decode-0 is not ready after 0 s: not yet seen by its controller"):
+        servicer.Create.__wrapped__(servicer, ARRIVE)
+    become_ready(fake, "decode-0")
+    arrive(servicer)
+
+
+@pytest.fixture
+def followed(fake):
+    """A plan's controller has looked at two units of it, `prefill-0` and `prefill-1`."""
+    deployments = "/apis/tidemill.dev/v1alpha1"
+    fake.kinds[deployments] = [{"name": "deployments", "kind": "TidemillDeployment", "namespaced": True}]
+    metadata = {"name": "demo", "namespace": "demo", "labels": LABELS, "creationTimestamp": "2026-12-01T00:00:00Z"}
+    deployment = {"metadata": metadata, "spec": SPEC}
+    path = f"{deployments}/namespaces/demo/deployments/demo"
+    fake.store(path, deployment | {"status": {"unitNames": ["prefill-0", "prefill-1"]}})
+    for unit in ("prefill-0", "prefill-1", "prefill-2"):
+        fake.store(f"{GROUPS}/{unit}", controlled(unit))
+    return path
+
+
+def end(servicer, unit):
+    """Pulumi deletes the resource of a unit."""
+    inputs = encode_struct({"LeaderWorkerSet": controlled(unit)})
+    servicer.Delete(pb.DeleteRequest(type=OBJECTS, old_inputs=inputs, timeout=30), None)
+
+
+def test_a_unit_that_leaves_is_the_controllers_to_delete(fake, servicer, followed):
+    """Neither the list takes it nor Pulumi afterwards; one that the controller has not seen yet goes at once."""
+    relist(servicer, listed("prefill-0", "prefill-1", "prefill-2"), listed("prefill-0", controller=True))
+    end(servicer, "prefill-1")
+
+    assert {path for path in fake.objects if path.startswith(GROUPS)} == {f"{GROUPS}/prefill-0", f"{GROUPS}/prefill-1"}
+
+
+def test_a_unit_of_the_plan_is_replaced_though_there_is_a_controller(fake, servicer, followed):
+    """Pulumi deletes the old object and then makes the new one."""
+    servicer.Check(
+        pb.CheckRequest(type=OBJECTS, news=encode_struct({"LeaderWorkerSet": controlled("prefill-0")})), None
+    )
+
+    end(servicer, "prefill-0")
+
+    assert f"{GROUPS}/prefill-0" not in fake.objects
+
+
+def test_all_units_are_pulumis_once_the_controller_is_gone(fake, servicer, followed):
+    """As when everything is destroyed, where it goes first."""
+    del fake.objects[followed]
+
+    end(servicer, "prefill-1")
+
+    assert f"{GROUPS}/prefill-1" not in fake.objects
+
+
+def test_what_a_controller_has_not_deleted_goes_with_the_list(fake, servicer):
+    """Such a unit has left the plan, and Pulumi's state; so have launch files. What any tool prunes is not touched."""
+    services = "/api/v1/namespaces/demo/services"
+    kept = {"annotations": dict(UNPRUNED)}
+    for path, labels, more in (
+        (f"{GROUPS}/prefill-1", {"tidemill.dev/unit": "prefill-1"}, kept),
+        (f"{services}/prefill-1", {"tidemill.dev/unit": "prefill-1"}, kept),
+        (MAP_PATH, {}, kept),
+        (f"{services}/others", {"tidemill.dev/plan": "others"}, kept),
+        (f"{services}/gateway", {}, {}),
+    ):
+        metadata = {"name": path.rpartition("/")[2], "namespace": "demo", "labels": LABELS | labels} | more
+        fake.store(path, {"metadata": metadata, "spec": {}})
+    old = listed("prefill-0", controller=True)
+
+    servicer.Delete(pb.DeleteRequest(id=occupants.ID, type=occupants.TOKEN, old_inputs=old, timeout=30), None)
+
+    assert set(fake.objects) == {f"{services}/others", f"{services}/gateway"}
+
+
+def test_a_plan_that_loses_its_controller_keeps_its_units(fake, servicer):
+    """The list then deletes only what the controller would have deleted."""
+    for unit in ("prefill-0", "prefill-1"):
+        of_unit = controlled(unit)
+        labels = LABELS | {"tidemill.dev/unit": unit}
+        fake.store(
+            f"{GROUPS}/{unit}",
+            of_unit | {"metadata": of_unit["metadata"] | {"labels": labels, "annotations": dict(UNPRUNED)}},
+        )
+
+    relist(servicer, listed("prefill-0", controller=True), listed("prefill-0"))
+
+    assert set(fake.objects) == {f"{GROUPS}/prefill-0"}
 
 
 def test_a_unit_scaled_to_nothing_is_warned_of(fake, servicer):
