@@ -2,8 +2,9 @@
 
     with a controller    one unit of a phase changes at a time, prefill and decode side by side, whoever applies it.
                          Another unit stands in at hours with nodes for it (docs/design/rollouts.md). Units that leave
-                         the plan go last, unless others need their nodes or `pulumi up` applies it: it ends them first
-    pulumi up            likewise, but no unit stands in, and units on other nodes change at once
+                         the plan go last, unless others need their nodes
+    pulumi up            likewise, but no unit stands in, units on other nodes change at once, and those that leave end
+                         first
     Git, kubectl         every pod that differs ends at once, and starts again with all others
 
 The new gateway is ready before the old one ends. A starting unit counts only once it serves. `serving.py` has the law
@@ -78,10 +79,8 @@ def judge_rollouts(
     """Return how the change goes with each tool: verdict, duration, and the least that serves."""
     in_pairs = _changes_in_pairs(before, after)
     steps = tuple(_steps(before, after, changes, hours, in_pairs=in_pairs))
-    go_last = {"git": _units_that_go_last(before, after, changes), "pulumi": set[str]()}
-    return {
-        tool: _rollout(_Way(_turns_of(tool, after), go_last[tool], in_pairs), steps, after, changes) for tool in TOOLS
-    }
+    go_last = _units_that_go_last(before, after, changes)
+    return {tool: _rollout(_Way(_turns_of(tool, after), go_last, in_pairs), steps, after, changes) for tool in TOOLS}
 
 
 def find_shortages(after: Plan, hours: Sequence[Hour]) -> Iterator[Shortage]:
@@ -177,9 +176,13 @@ def _changes_in_pairs(before: Plan, after: Plan) -> bool:
 
 
 def _units_that_go_last(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> set[str]:
-    """Return the units that leave the plan, but that the controller keeps until all others have changed."""
+    """Return the units that leave the plan, but that the controller keeps until all others have changed.
+
+    A controller that comes with the new plan does not know those of the old one, so whoever applies it ends them.
+    """
     taken = {node for unit in after.units for node in unit.nodes}
-    removed = (each.name for each in changes if each.change == "removed") if has_controller(after) else ()
+    are_known = has_controller(before) and has_controller(after)
+    removed = (each.name for each in changes if each.change == "removed") if are_known else ()
     return {name for name in removed if taken.isdisjoint(before.nodes_by_unit.get(name, ()))}
 
 

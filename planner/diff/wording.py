@@ -38,10 +38,6 @@ MAX_RUNS = 6  # shown; a run is names with consecutive numbers
 ALL_NAMED = "(--format json names all)"
 FATES: tuple[Fate, ...] = ("new", "moved", "restarted", "removed")
 TOOL_WORDS: dict[Tool, str] = {"git": "by Git or kubectl, all at once", "pulumi": "by pulumi up, in turns"}
-WITH_CONTROLLER: dict[Tool, str] = {
-    "git": "by Git or kubectl",
-    "pulumi": "by pulumi up, which ends units that leave before others change",
-}
 COSTS = {
     "answered_share": "answered",
     "usd_per_day": "each day",
@@ -143,9 +139,7 @@ def verdicts(change: Change) -> tuple[str, ...]:
     gateway = [GATEWAY_SERVES] if any(map(_is_replaced_gateway, change.units)) else []
     if len(set(map(repr, change.ways.values()))) == 1:
         return (_describe_rollout(change.ways["git"], ""), *short, *gateway)
-    has_controller = any(each.phase == "controller" and each.change != "removed" for each in change.units)
-    words = WITH_CONTROLLER if has_controller else TOOL_WORDS
-    lines = [_describe_rollout(way, f" {words[tool]}") for tool, way in change.ways.items()]
+    lines = [_describe_rollout(way, f" {TOOL_WORDS[tool]}") for tool, way in change.ways.items()]
     return (*lines, *short, *gateway, *_offer_turns(change))
 
 

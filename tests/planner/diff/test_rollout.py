@@ -7,7 +7,6 @@ import pytest
 from planner.compiler import compile_plan
 from planner.diff.diff import compare_plans
 from planner.diff.pods import compare_pods
-from planner.diff.text import diff_text
 from planner.manifests.render import render_files
 from planner.rules.check import change_spec, check_spec
 from tests.planner.diff.pairs import base, changed
@@ -138,17 +137,18 @@ def test_with_a_controller_units_have_turns_whoever_applies():
     }
 
 
-def test_with_a_controller_a_unit_that_leaves_serves_until_others_have_changed():
-    """The only decode unit that stays starts again meanwhile. `pulumi up` ends the one that leaves first."""
-    day = {"schedule.windows": [{"at": "00:00", "prefill_units": 4, "decode_units": 2}], "kubernetes.controller": {}}
-    spec = change_spec(base(40)[0], day)
+@pytest.mark.parametrize(("controller", "serving"), [({}, 1), (None, 0)])
+def test_a_unit_that_leaves_serves_until_others_have_changed(controller, serving):
+    """The only decode unit that stays starts again meanwhile. A controller that is new does not know the other one."""
+    day = {"schedule.windows": [{"at": "00:00", "prefill_units": 4, "decode_units": 2}]}
+    spec = change_spec(base(40)[0], day | {"kubernetes.controller": controller})
     plan = compile_plan(spec)
-    fewer = {"schedule.windows": [{"at": "00:00", "prefill_units": 4, "decode_units": 1}]}
+    fewer = {"schedule.windows": [{"at": "00:00", "prefill_units": 4, "decode_units": 1}], "kubernetes.controller": {}}
     change = compare_plans(plan, compile_plan(change_spec(spec, fewer | IMAGE), plan))
-    found = {tool: way.least_units["decode"] for tool, way in change.ways.items()}
+    found = change.ways["git"].least_units["decode"]
 
-    assert {tool: (each.units, each.of_units) for tool, each in found.items()} == {"git": (1, 2), "pulumi": (0, 2)}
-    assert "outage by pulumi up, which ends units that leave" in " ".join(diff_text(change).split())
+    assert (found.units, found.of_units) == (serving, 2)
+    assert change.ways["pulumi"] == change.ways["git"]
 
 
 def test_turns_with_room_cost_nothing():
