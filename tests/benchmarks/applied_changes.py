@@ -25,11 +25,14 @@ from kubernetes import client
 
 from planner.compiler import compile_plan
 from planner.diff.diff import compare_plans
+from planner.facts.day import MINUTE_S
+from planner.facts.digest import pretty_json
 from planner.facts.names import UNIT_LABEL
 from planner.rules.check import check_spec
 from stacks.cli import main as tidemill
 from stacks.controller.health import Health
 from stacks.controller.loop import follow
+from stacks.kube.manifest import parse_instant
 from tests.benchmarks.goals import Goals
 from tests.benchmarks.up_on_fake_nodes import KUBECTL
 from tests.cluster.build import obtain
@@ -64,7 +67,7 @@ class Day:
         self.control_plane, self.folder, self.tool = control_plane, folder, tool
         self.custom, self.core = client.CustomObjectsApi(control_plane.api), client.CoreV1Api(control_plane.api)
         self.environment = os.environ | {"KUBECONFIG": str(control_plane.kubeconfig)}
-        self.plan, self.stack = None, None
+        self.plan, self.former, self.stack = None, folder / "former.json", None
 
     def write(self, prefill_units=2, loads=None, **kubernetes):
         """Write the spec with these fields of `kubernetes`. Return what the diff says, None of the first one."""
@@ -72,14 +75,14 @@ class Day:
         told = {"namespace": NAMESPACE, "drain": "5s", "ready_timeout": "20s"} | kubernetes
         sizes = {"cluster": {"nodes": NUM_NODES, "gpus_per_node": 2}, "phases": {"ep_size": 2, "redundant_experts": 2}}
         spec = write_day(self.folder, schedule={"windows": windows}, loads=loads, **sizes, **told)
-        before, self.plan = self.plan, compile_plan(check_spec(spec))
+        before, self.plan = self.plan, compile_plan(check_spec(spec), self.plan)
+        if before:
+            self.former.write_text(pretty_json(before.as_json()))
         if self.tool == "kubectl":
             with redirect_stdout(StringIO()) as said:
                 assert tidemill(["render", str(spec), "-o", str(self.folder / "deploy"), "--format", "json"]) == 0
-            diff = json.loads(said.getvalue()).get("diff")
-        else:
-            diff = before and compare_plans(before, self.plan).as_json()
-        return diff and promised_by(diff)
+            return json.loads(said.getvalue()).get("diff")
+        return before and compare_plans(before, self.plan).as_json()
 
     def apply(self, *more):
         """Have the tool apply what was written. Return its exit status and its words."""
@@ -89,6 +92,8 @@ class Day:
         if self.stack is None:
             kubeconfig, spec = self.control_plane.kubeconfig, self.folder / "spec.yaml"
             self.stack = new_stack(obtain(PULUMI), self.folder / "stack", kubeconfig, spec)
+        elif self.former.exists():
+            self.stack.run("config", "set", "previous", str(self.former))
         done = self.stack.up()
         return done.status, done.output
 
@@ -147,9 +152,21 @@ def change(day, goals, what, num_kept, **fields):
     print(f"{what}: applied in {applied_s:.0f} s, carried out after {time.monotonic() - started:.0f} s", flush=True)
     if status:
         print(words[-2000:], flush=True)
+    describe(said, day.last_change())
     goals.check(f"{what}: exit status", status, "==", 0)
     goals.check(f"{what}: pods left alone", len(before.items() & day.pods().items()), "==", num_kept)
-    goals.check(f"{what}: units and least as promised", int(last_change(day.custom) == said), "==", 1)
+    goals.check(f"{what}: units and least as promised", int(last_change(day.custom) == promised_by(said)), "==", 1)
+
+
+def describe(diff, done):
+    """Print what the diff had promised, and what the controller has recorded."""
+    way = diff["ways"]["git"]
+    fewest = {phase: f"{each['units']} of {each['of_units']}" for phase, each in way["least_units"].items()}
+    print(f"  promised: {way['verdict']}, {way['minutes']} min, at least {fewest}")
+    order = ", ".join(f"{each['change']} {each['name'].removeprefix(f'{NAME}-')}" for each in done["units"])
+    fewest = {phase: f"{each['units']} of {each['ofUnits']}" for phase, each in done["least"].items()}
+    took_s = parse_instant(done["ended"]) - parse_instant(done["began"])
+    print(f"  happened: {order}; {took_s / MINUTE_S:.1f} min, at least {fewest}", flush=True)
 
 
 def give_orders(day, goals):
