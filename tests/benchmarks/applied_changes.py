@@ -1,10 +1,13 @@
 """A deployment's changes by the real `kubectl apply -k` or `pulumi up`; our controller gives their turns.
 
 `python -m tests.benchmarks.applied_changes kubectl|up`, exit 1 on a missed goal. What `tests/cluster/test_flux.py` does
-by Flux is done here by another tool, on the same fake nodes: the first deployment, one prefill unit more, orders by
-`kubectl patch` and `tidemill force`, an edit by hand, a unit that leaves, maps for new loads, a new template, one that
-cannot start, and the former one again. Each change must do what its diff has said: the units, what becomes of them, and
-the fewest that serve. Pods that a change leaves alone must keep their UIDs.
+by Flux is done here by another tool, on the same fake nodes: the first deployment, without a controller; the
+controller together with a new template; one prefill unit more, orders by `kubectl patch` and `tidemill force`, an edit
+by hand, a decode unit on the node of a prefill unit that leaves, a unit that leaves, maps for new loads, a new
+template, one that cannot start, the former one again, and a unit that leaves while the others get a new template. Each
+change must do what its diff has said: the units, what becomes of them, and the fewest that serve. Pods that a change
+leaves alone must keep their UIDs. At last `pulumi destroy` must leave nothing, not even a unit that the controller
+still had to delete.
 
 Kubectl is built at the first call.
 """
@@ -25,7 +28,6 @@ from kubernetes import client
 
 from planner.compiler import compile_plan
 from planner.diff.diff import compare_plans
-from planner.facts.day import MINUTE_S
 from planner.facts.digest import pretty_json
 from planner.facts.names import UNIT_LABEL
 from planner.rules.check import check_spec
@@ -50,13 +52,12 @@ from tests.cluster.controller.day import (
     promised_by,
 )
 from tests.cluster.definitions import OUR_DEFINITION, serve_definitions
-from tests.cluster.deployed import new_stack
+from tests.cluster.deployed import listing, new_stack
 from tests.cluster.fake_nodes import FakeNode, create_nodes, running_control_plane_for_fake_nodes
 from tests.cluster.products import PULUMI
 from tests.stacks.controller.day_spec import write_day
 
-NUM_NODES, PATIENCE_S, LOOK_S = 6, 180, 0.2
-THIRD = f"{NAME}-prefill-2"
+NUM_NODES, PATIENCE_S, LOOK_S = 5, 180, 0.2
 GATEWAY = f"{NAME}-gateway"
 
 
@@ -69,10 +70,11 @@ class Day:
         self.environment = os.environ | {"KUBECONFIG": str(control_plane.kubeconfig)}
         self.plan, self.former, self.stack = None, folder / "former.json", None
 
-    def write(self, prefill_units=2, loads=None, **kubernetes):
+    def write(self, prefill_units=2, decode_units=2, loads=None, **kubernetes):
         """Write the spec with these fields of `kubernetes`. Return what the diff says, None of the first one."""
-        windows = [{"at": "00:00", "prefill_units": prefill_units, "decode_units": 2}]
-        told = {"namespace": NAMESPACE, "drain": "5s", "ready_timeout": "20s"} | kubernetes
+        windows = [{"at": "00:00", "prefill_units": prefill_units, "decode_units": decode_units}]
+        place = {"namespace": NAMESPACE, "create_namespace": False}
+        told = place | {"drain": "5s", "ready_timeout": "20s", "env": {"REVISION": "1"}} | kubernetes
         sizes = {"cluster": {"nodes": NUM_NODES, "gpus_per_node": 2}, "phases": {"ep_size": 2, "redundant_experts": 2}}
         spec = write_day(self.folder, schedule={"windows": windows}, loads=loads, **sizes, **told)
         before, self.plan = self.plan, compile_plan(check_spec(spec), self.plan)
@@ -118,6 +120,10 @@ class Day:
         while not is_true():
             assert time.monotonic() < deadline, f"{what}: {deployment(self.custom).get('status')}"
             time.sleep(LOOK_S)
+
+    def are_all_running(self):
+        """Whether every unit has its pod."""
+        return len(self.pods()) == len(UNITS)
 
     def is_ready(self):
         """Whether the plan is carried out. Before the first look there is no condition."""
@@ -166,7 +172,18 @@ def describe(diff, done):
     order = ", ".join(f"{each['change']} {each['name'].removeprefix(f'{NAME}-')}" for each in done["units"])
     fewest = {phase: f"{each['units']} of {each['ofUnits']}" for phase, each in done["least"].items()}
     took_s = parse_instant(done["ended"]) - parse_instant(done["began"])
-    print(f"  happened: {order}; {took_s / MINUTE_S:.1f} min, at least {fewest}", flush=True)
+    print(f"  happened: {order}; {took_s:.0f} s, at least {fewest}", flush=True)
+
+
+def bring_controller(day, goals):
+    """One change brings the controller and a new template: units keep their pods until it gives them their turns."""
+    before = day.pods()
+    said = day.write()
+    status, words = day.apply()
+    print(words[-2000:] if status else "", end="")
+    goals.check("a controller and a new template: exit status", status, "==", 0)
+    goals.check("a controller and a new template: pods before turns", len(before.items() & day.pods().items()), "==", 4)
+    return said
 
 
 def give_orders(day, goals):
@@ -225,6 +242,26 @@ def fail_and_go_back(day, goals):
     goals.check("the former one: second units left alone", int(kept == SECOND), "==", 1)
 
 
+def destroy(day, goals, before):
+    """A unit leaves while the controller is held, and then everything is destroyed but the namespace."""
+    hold = json.dumps({"spec": {"hold": {"until": "2100-01-01T00:00:00Z"}}})
+    day.kubectl("patch", "tidemill", NAME, "-n", NAMESPACE, "--type", "merge", "-p", hold)
+    day.write(prefill_units=1, decode_units=1, env={"REVISION": "4"})
+    status, words = day.apply()
+    print(words[-2000:] if status else "", end="")
+    goals.check("a unit that leaves while held: pods", len(day.pods()), "==", 3)
+    done = day.stack.destroy()
+    print(done.output[-2000:] if done.status else "", end="")
+    goals.check("destroy: exit status", done.status, "==", 0)
+    left = objects_in_namespace(day.control_plane) - before
+    print(f"left: {sorted(left)}" if left else "", end="")
+    goals.check("destroy: objects left", len(left), "==", 0)
+
+
+def objects_in_namespace(control_plane):
+    return {each for each in listing(control_plane.api) if each[1] == NAMESPACE}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("tool", choices=["kubectl", "up"])
@@ -236,20 +273,31 @@ def main():
         create_nodes(control_plane, [FakeNode(f"node-{index}", "rack", "leaf") for index in range(NUM_NODES)])
         serve_definitions(control_plane, [OUR_DEFINITION])
         day = Day(control_plane, folder, tool)
-        day.write()
+        day.core.create_namespace({"metadata": {"name": NAMESPACE}})
+        before = objects_in_namespace(control_plane)
+        day.write(controller=None, env={})
         status, words = day.apply()
         assert status == 0, words
+        day.wait(day.are_all_running, "the first deployment is carried out")
+        said = bring_controller(day, goals)
         with day.controller():
-            day.wait(day.is_ready, "the first deployment is carried out")
-            goals.check("first deployment: pods that run", len(day.pods()), "==", len(UNITS))
+            day.wait(lambda: day.is_ready() and day.is_carried_out(None), "the template is carried out")
+            describe(said, day.last_change())
+            what = "a controller and a new template: units and least as promised"
+            goals.check(what, int(last_change(day.custom) == promised_by(said)), "==", 1)
             change(day, goals, "one more prefill unit", len(UNITS), prefill_units=3)
             give_orders(day, goals)
             edit_by_hand(day, goals)
+            change(day, goals, "a decode unit in place of a prefill unit", len(UNITS), decode_units=3)
             change(day, goals, "a unit that leaves", len(UNITS))
-            goals.check("a unit that leaves: its pods", sum(pod.startswith(THIRD) for pod in day.pods()), "==", 0)
+            goals.check("a unit that leaves: pods", len(day.pods()), "==", len(UNITS))
             change(day, goals, "maps for new loads", 0, loads={"alpha": 1.2, "seed": 1})
             change(day, goals, "a new template", 0, env={"REVISION": "2"})
             fail_and_go_back(day, goals)
+            what = "a unit that leaves, and a new template"
+            change(day, goals, what, 0, prefill_units=1, env={"REVISION": "4"})
+            if tool == "up":
+                destroy(day, goals, before)
     return goals.report()
 
 
