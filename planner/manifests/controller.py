@@ -19,10 +19,7 @@ BACKLOG = 1.5  # steps of prompts per rank that count as full; assumed: between 
 
 
 def controller_variables(plan: Plan) -> Variables | None:
-    """Return the template variables of the controller's objects; None if there is no controller.
-
-    The spec's rules guarantee that there is a schedule.
-    """
+    """Return the template variables of the controller's objects; None if there is no controller."""
     kubernetes, day = plan.kubernetes, plan.timetable
     if kubernetes.controller is None or day is None:
         return None

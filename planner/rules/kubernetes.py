@@ -30,15 +30,6 @@ EXPOSING_FIELDS = {
 }
 
 
-def controller_needs_schedule(c: ValidValues) -> Iterator[Finding]:
-    """Reject a controller without a schedule: units would run all day, with nothing to turn on or off."""
-    c.require("kubernetes.controller.pace")
-    if "schedule" not in c.sections:
-        reason = "there is no day for the units to follow"
-        fix = for_example('schedule: {windows: [{at: "00:00", prefill_units: 2, decode_units: 2}]}')
-        yield Finding("kubernetes.controller", None, "S516 needs a schedule", reason, fix)
-
-
 def controller_needs_leader_worker_sets(c: ValidValues) -> Iterator[Finding]:
     """Reject a controller with StatefulSets, whose `replicas` count nodes: the controller sets `replicas` to 0 or 1."""
     c.require("kubernetes.controller.pace")
@@ -223,7 +214,6 @@ def _children(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 RULES = (
-    Rule("S516", "fields", controller_needs_schedule),
     Rule("S507", "fields", controller_needs_leader_worker_sets),
     Rule("S202", "fields", tidemill_image_is_given),
     Rule("S472", "fields", heal_conditions_mean_faults),

@@ -24,7 +24,7 @@ from planner.layout.nodes import nodes_of
 from planner.layout.unit import Unit
 from planner.schedule.starts import StartTimes, Window
 from planner.schedule.transitions import State, Transition, nodes_taken, plan_stages, plan_transitions
-from planner.spec.schedule import OtherWindowsSpec, ScheduleSpec, WindowSpec, window_minutes, window_starts
+from planner.spec.schedule import ALL_DAY, OtherWindowsSpec, ScheduleSpec, WindowSpec, window_minutes, window_starts
 from planner.spec.schema import Spec
 
 NOT_EXECUTED = "Without kubernetes.controller nothing switches units in a cluster: all of them stay on."
@@ -122,27 +122,34 @@ def _mean_nodes(steps: Sequence[Step]) -> float:
 
 
 def plan_schedule(spec: Spec, units: Sequence[Unit], times: StartTimes | None = None) -> Timetable | None:
-    """Return the schedule of the placed `units`; None if all are always on.
+    """Return the schedule of the placed `units`; None if there is neither a schedule nor a controller.
 
     `times` says how long units take to start, if that is known.
     """
-    if spec.schedule is None:
+    schedule = spec.schedule or (_all_day(spec) if spec.kubernetes.controller else None)
+    if schedule is None:
         return None
-    steps, transitions, mean_nodes_taken = _plan_day(spec, spec.schedule, units, times)
+    steps, transitions, mean_nodes_taken = _plan_day(spec, schedule, units, times)
     return Timetable(
-        timezone=spec.schedule.timezone,
+        timezone=schedule.timezone,
         steps=steps,
-        warm_up_s=spec.schedule.warm_up,
-        drain_s=spec.schedule.drain,
-        notice_s=spec.schedule.start.notice,
+        warm_up_s=schedule.warm_up,
+        drain_s=schedule.drain,
+        notice_s=schedule.start.notice,
         transitions=transitions,
         mean_nodes_taken=mean_nodes_taken,
         gpus_per_node=spec.cluster.gpus_per_node,
         other_days=tuple(
-            OtherDays(tuple(other.days), *_plan_day(spec, _replace_windows(spec.schedule, other), units, times))
-            for other in spec.schedule.other_days
+            OtherDays(tuple(other.days), *_plan_day(spec, _replace_windows(schedule, other), units, times))
+            for other in schedule.other_days
         ),
     )
+
+
+def _all_day(spec: Spec) -> ScheduleSpec:
+    """Return the schedule of a controller that only gives turns: all units are on all day."""
+    counts = {f"{phase}_units": spec.num_units(phase) for phase in spec.phases}
+    return ALL_DAY.model_copy(update={"windows": [WindowSpec(at="00:00", **counts)]})
 
 
 def _replace_windows(schedule: ScheduleSpec, other: OtherWindowsSpec) -> ScheduleSpec:

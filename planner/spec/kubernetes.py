@@ -316,7 +316,8 @@ class KubernetesSpec(Section):
     )
     controller: ControllerSpec | None = Field(
         default=None,
-        description="A controller that makes units follow the schedule; without it, all stay on.",
+        description="A controller that gives units turns when a change restarts them, and makes them follow the"
+        " schedule, if there is one; without it, all stay on.",
         examples=[{}],
     )
     network_policies: bool = Field(

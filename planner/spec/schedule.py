@@ -176,6 +176,9 @@ class ScheduleSpec(Section):
         return {"windows": AUTO} if written == AUTO else written
 
 
+ALL_DAY = ScheduleSpec(windows=[WindowSpec(at="00:00")])  # without a schedule: every unit is on
+
+
 def weeks_of(schedule: ScheduleSpec) -> Iterator[tuple[Sequence[WindowSpec], ...]]:
     """Yield sequences of days that repeat: ordinary days alone, and the week around each special day.
 

@@ -26,7 +26,7 @@ from planner.spec.kv_cache import KvCacheSpec
 from planner.spec.model import A_MODEL, ModelSpec
 from planner.spec.operating_point import OperatingPointSpec, SloSpec
 from planner.spec.phase import PhaseSpec
-from planner.spec.schedule import ScheduleSpec
+from planner.spec.schedule import ALL_DAY, ScheduleSpec
 from planner.spec.section import Options, Section, find_tag, one_of
 from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import SAYS_AUTO, is_undecided
@@ -344,10 +344,8 @@ class Spec(Section):
 
         They are fewer in a rehearsal, where `controller.pace` makes the day run faster than requests do.
         """
-        controller, schedule = self.kubernetes.controller, self.schedule
-        if controller is None or schedule is None:
-            return None
-        return schedule.drain / controller.pace
+        controller = self.kubernetes.controller
+        return None if controller is None else (self.schedule or ALL_DAY).drain / controller.pace
 
     def num_units(self, phase: Phase) -> int:
         """Return the largest number of units of `phase` that are on at the same time."""

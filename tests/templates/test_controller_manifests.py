@@ -11,11 +11,14 @@ import pytest
 import yaml
 
 import stacks
+from planner.compiler import compile_plan
 from planner.facts.names import MERGE_ANNOTATIONS, UNIT_LABEL, UNPRUNED, controller_nodes_role
 from planner.manifests.render import KUSTOMIZATION, render_files
+from planner.rules.check import change_spec, check_spec
 from stacks.controller.clock import Clock
 from stacks.controller.observe import read_situation
 from tests.stacks.controller.day_spec import day_plan
+from tests.stacks.deployments import DEMO_SPEC
 from tests.templates.test_schemas import VERSION
 
 NAME = "demo-day-controller"
@@ -283,3 +286,18 @@ def test_flux_leaves_a_persons_order_alone(objects):
 
 def annotations(document):
     return document["metadata"].get("annotations", {})
+
+
+def test_without_a_schedule_all_units_are_on_all_day():
+    """As by a schedule of one window with all of them; so whoever wants turns alone writes none."""
+    units = {"prefill.units": 2, "decode.units": 2}
+    window = {"at": "00:00", "prefill_units": 2, "decode_units": 2}
+    spec = check_spec(DEMO_SPEC)
+
+    without, with_one = (
+        compile_plan(change_spec(spec, {"kubernetes.controller": {}, "cluster.nodes": 6} | change))
+        for change in (units, {"schedule": {"windows": [window]}})
+    )
+
+    assert without.digest == with_one.digest
+    assert render_files(without) == render_files(with_one)

@@ -17,7 +17,7 @@ import numpy as np
 from planner.compiler import Compiled
 from planner.facts.day import DAY_MINUTES, MINUTE_S, minute_of
 from planner.facts.terms import Phase
-from planner.spec.schedule import ScheduleSpec, WindowSpec
+from planner.spec.schedule import ALL_DAY, ScheduleSpec
 
 __all__ = ["Fleet", "Load", "Outage", "PlannedFleet", "UnitCounts", "planned_fleet", "switching_schedule"]
 
@@ -123,7 +123,7 @@ def switching_schedule(plan: Compiled) -> ScheduleSpec:
 
     If all units are always on, return a schedule with the default warm-up and drain times.
     """
-    return plan.spec.schedule or ScheduleSpec(windows=[WindowSpec(at="00:00")])
+    return plan.spec.schedule or ALL_DAY
 
 
 def _serving_units(plan: Compiled, phase: Phase, date: str | None) -> list[Units]:
