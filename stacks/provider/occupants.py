@@ -11,7 +11,8 @@ to delete them itself, there is nothing left to do. With a controller they are l
 Units that are new in the list are stored without waiting: each wait would block one of Pulumi's few workers until the
 unit has loaded. With a controller no unit is awaited by itself, since one may need what only the controller does, as
 soon as the new plan tells it. A second resource (`Arrivals`), which depends on all units, awaits all of these together
-at the end. It has no inputs, and changes whenever there is something to wait for.
+at the end, but for those that keep their pods until their turn comes. It has no inputs, and changes whenever there is
+something to wait for.
 
 Both are no objects of the cluster. Making the first one and looking at them do nothing there, and neither does deleting
 them without a controller.

@@ -342,7 +342,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
         def on_stored(reference: Reference, stored: StoredObject) -> None:
             self._made_uids.add(stored.uid)
-            if reference in unawaited:
+            if reference in unawaited and not stored.is_withheld:
                 self._arriving[reference] = stored.uid
             for each in stored.adopted_from:
                 adopted[each] += 1

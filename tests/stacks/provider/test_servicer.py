@@ -243,6 +243,8 @@ def test_a_unit_that_waits_for_its_turn_is_warned_of(fake, servicer, before, is_
     fake.store(f"{GROUPS}/decode-0", controlled("decode-0", **before))
 
     create(servicer, controlled("decode-0"))
+    if is_warned_of:
+        arrive(servicer)
 
     text = "LeaderWorkerSet demo/decode-0 keeps its pods and waits for its turn, which the controller gives"
     assert servicer.engine.warnings == [text] * is_warned_of
