@@ -1,12 +1,15 @@
-"""Rollouts on a real cluster under streams: `python -m tests.benchmarks.rollouts`, as root.
+"""Rollouts on a real cluster under streams: `python -m tests.benchmarks.rollouts [--controller]`, as root.
 
 Two prefill and two decode units of two ranks each serve. `pulumi up` brings a new expert map, the map of before, a new
 image, the image of before, and an image that cannot be had, while callers stream one answer after another. The gateway
 has the units' image, so it changes with them. Prints how long each took, which units were left as they were, and what
 became of the answers.
 
+With `--controller` a controller gives the turns, and one more change follows: the image of before, which heals what the
+bad one has stopped. Each change that is carried out must do what its diff has said.
+
 Exits with 1 if an answer failed, was cut short or had another text than before, if a unit was not changed that had to
-be, or if the last one was not undone.
+be, or if the bad image was not undone.
 """
 
 import argparse
@@ -16,29 +19,36 @@ import time
 from pathlib import Path
 
 import yaml
+from kubernetes import client
 
+from planner.diff.diff import compare_plans
+from tests.benchmarks.applied_changes import describe
 from tests.benchmarks.goals import Goals
 from tests.benchmarks.played_day import Streams, undisturbed
 from tests.cluster.build import obtain
 from tests.cluster.cluster import running_cluster
-from tests.cluster.cluster_day import NAME, day_deployed, hh_mm_in
+from tests.cluster.cluster_day import NAME, day_deployed, deployment_of, hh_mm_in
+from tests.cluster.controller.day import NAMESPACE, last_change, promised_by
 from tests.cluster.images import SAME_IMAGE
 from tests.cluster.products import PULUMI
 from tests.cluster.runs import only_run
+from tests.stacks.deployments import wait_until
 
-NAMESPACE = "rollouts"
+TURNS_S = 900  # of a busy machine
 UNITS = [f"{NAME}-{phase}-{index}" for phase in ("prefill", "decode") for index in (0, 1)]
 OTHER_LOAD = {"alpha": 1.2, "seed": 1}
 
 
 def main():
     """Roll out and back, and say what became of units and answers."""
-    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--controller", action="store_true")
+    has_controller = parser.parse_args().controller
     folder, goals = Path(tempfile.mkdtemp()), Goals()
     for part in ("cluster", "stack"):
         (folder / part).mkdir()
     with only_run() as run, running_cluster(run, folder / "cluster") as cluster:
-        deployed = deploy(cluster, folder / "stack")
+        deployed = deploy(cluster, folder / "stack", has_controller=has_controller)
         load = yaml.safe_load(deployed.spec.read_text())["expert_load"]
         address = deployed.endpoint().removeprefix("http://").partition(":")[0]
         maps = map_of(deployed)
@@ -49,8 +59,9 @@ def main():
                 ("a new image", lambda spec: spec["kubernetes"].update(image=SAME_IMAGE), True),
                 ("the image of before", lambda spec: spec["kubernetes"].update(image=cluster.image), True),
                 ("an image that cannot be had", lambda spec: spec["kubernetes"].update(BAD), False),
-            ):
-                rolled(deployed, streams, goals, what, change, is_right=is_right)
+                ("the image that can be had", lambda spec: spec["kubernetes"].update(image=cluster.image), True),
+            )[: 6 if has_controller else 5]:
+                rolled(deployed, streams, goals, what, change, is_right=is_right, has_controller=has_controller)
                 if what == "a new expert map":
                     goals.check("expert maps that are others", int(map_of(deployed) != maps), "==", 1)
         tried = [pod.spec.containers[0].image for pod in deployed.pods(f"{NAME}-gateway")]
@@ -65,7 +76,7 @@ def main():
 BAD = {"image": "localhost/nobody:1", "ready_timeout": "30s"}
 
 
-def deploy(cluster, folder):
+def deploy(cluster, folder, *, has_controller):
     """All units on, each of two ranks, so that a map can be another one."""
     windows = [
         {"at": hh_mm_in(-60), "prefill_units": 2, "decode_units": 2},
@@ -81,9 +92,10 @@ def deploy(cluster, folder):
         cluster={"gpus_per_node": 2},
         prefill=two_ranks,
         decode=two_ranks,
-        kubernetes={"namespace": NAMESPACE, "controller": None},
+        kubernetes={"namespace": NAMESPACE, "controller": {} if has_controller else None},
     )
-    deployed.change_spec(lambda spec: spec["kubernetes"].pop("overlay"))
+    if not has_controller:
+        deployed.change_spec(lambda spec: spec["kubernetes"].pop("overlay"))
     done = deployed.pulumi.up()
     assert done.status == 0, done.output
     return deployed
@@ -95,18 +107,45 @@ def map_of(deployed):
     return plan.unit_document(plan.units_of("decode")[0])["expert_map"]
 
 
-def rolled(deployed, streams, goals, what, change, *, is_right):
-    """One `up`: its time, the pods that are others, and answers so far."""
+def rolled(deployed, streams, goals, what, change, *, is_right, has_controller):
+    """One `up`, and the turns of a controller: its time, the pods that are others, and answers so far."""
     before, so_far, began = {unit: deployed.uids(unit) for unit in UNITS}, len(streams.answers), time.monotonic()
+    plan, former = deployed.plan, changes(deployed)[-1:] if has_controller else []
+    heals = bool(former) and former[0].get("outcome") != "CarriedOut"
     deployed.change_spec(change)
     run = deployed.pulumi.up()
+    if has_controller:
+        print(f"{what}: `up` took {time.monotonic() - began:.0f} s, exit status {run.status}", flush=True)
+        wait_until(lambda: turns_are_over(deployed, former, is_right=is_right), TURNS_S)
     seconds = time.monotonic() - began
     same = [unit for unit in UNITS if before[unit] & deployed.uids(unit)]
     print(f"{what}: {seconds:.0f} s, {len(streams.answers) - so_far} answers meanwhile, untouched: {same}", flush=True)
     if is_right != (run.status == 0):
         print(run.output[-3000:], flush=True)
     goals.check(f"{what}: exit status is 0", int(run.status == 0), "==", int(is_right))
-    goals.check(f"{what}: units that were left as they were", len(same), *(("==", 0) if is_right else (">=", 2)))
+    num_same = ("==", 0) if is_right and not heals else (">=", 2)
+    goals.check(f"{what}: units that were left as they were", len(same), *num_same)
+    if has_controller and is_right and not heals:
+        said, done = compare_plans(plan, deployed.plan).as_json(), changes(deployed)[-1]
+        describe(said, done)
+        objects = client.CustomObjectsApi(deployed.cluster.api)
+        goals.check(f"{what}: units and least as promised", int(last_change(objects) == promised_by(said)), "==", 1)
+        goals.check(f"{what}: requests that failed", done.get("failed", 0), "==", 0)
+
+
+def turns_are_over(deployed, former, *, is_right):
+    """Whether another change than the `former` one is carried out, or has stopped where it cannot be."""
+    status = deployment_of(deployed).get("status", {})
+    reasons = {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions", [])}
+    if not is_right:
+        return reasons.get("Current") == ("False", "Stopped")
+    last = status.get("changes", [])[-1:]
+    return last != former and "ended" in last[0] and reasons["Ready"][0] == "True"
+
+
+def changes(deployed):
+    """What the controller has recorded."""
+    return deployment_of(deployed).get("status", {}).get("changes", [])
 
 
 if __name__ == "__main__":
