@@ -22,7 +22,9 @@ FLOORS = {
         " > rules > cost > schedule, engines > estimate > placement > layout"
         " > spec > expert_map > families > facts > problems"
     ),
-    "stacks": "cli, __main__ > gitops > doctor, controller > program > provider, live, simulator > kube, local > measured",
+    "stacks": (
+        "cli, __main__ > gitops > doctor, controller > program > provider, live, simulator > kube, local > measured"
+    ),
     "runtime": (
         "__main__ > offline > worker, gateway > serving > model > expert_parallel > kv > kernels > protocol"
         " > launch, checkpoint, trace > errors"

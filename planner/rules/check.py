@@ -21,7 +21,7 @@ from planner.rules.valid_values import ValidValues
 from planner.spec.declared import table_key
 from planner.spec.fields import check_fields
 from planner.spec.named import NamedInputs
-from planner.spec.resolved import ResolvedSpec, use_forecast
+from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 from planner.spec.short_forms import expand_short_forms
 from planner.spec.undecided import AUTO
@@ -58,14 +58,13 @@ def resolve(document: Document) -> ResolvedSpec:
     if findings or refused:
         raise SpecError([*refused, *map(document.locate, findings)])
     return ResolvedSpec(
-        written=use_forecast(Spec.model_validate(document.data), named.resolved.get("traffic.forecast")),
+        written=Spec.model_validate(document.data),
         model=named.resolved["model.shapes"],
         config_digest=named.resolved.get("model.digest") or values.get("model.config_digest"),
         weights_digest=named.resolved.get("model.digest_of_weights") or values.get("model.weights_digest"),
         other_quantization=named.resolved.get("model.other_quantization"),
         gpu=named.resolved["cluster.device"],
         measured_loads=named.resolved.get("expert_load.loads"),
-        forecast=named.resolved.get("traffic.forecast"),
         reuse=named.resolved.get("traffic.reuse", CONVERSATION),
         inputs=named.inputs,
         document=document,

@@ -37,15 +37,11 @@ def reset_spent_options(data: Mapping[str, Any], autos: frozenset[str]) -> dict[
 
 
 def auto_windows_need_profile(c: ValidValues) -> Iterator[Finding]:
-    """Reject `windows: auto` without a demand profile or history, which such windows follow."""
-    if (
-        c.is_open("schedule", "schedule.windows")
-        and not c.is_given("traffic.profile")
-        and not c.is_given("traffic.history")
-    ):
-        rule = "S516 needs traffic.profile or traffic.history"
+    """Reject `windows: auto` without a demand profile, which such windows follow."""
+    if c.is_open("schedule", "schedule.windows") and not c.is_given("traffic.profile"):
+        rule = "S516 needs traffic.profile"
         reason = "auto windows follow the demand of each hour"
-        fix = "write traffic.profile: the demand of each of 24 hours, or traffic.history: a CSV file of past days"
+        fix = "write traffic.profile: the demand of each of 24 hours"
         yield Finding("schedule.windows", AUTO, rule, reason, fix)
 
 

@@ -41,15 +41,6 @@ def _has_open_windows(c: ValidValues) -> bool:
     return c.is_open("schedule", "schedule.windows")
 
 
-def _has_profile(c: ValidValues) -> bool:
-    return c.is_given("traffic.profile") or c.is_given("traffic.history")
-
-
-def _has_several_days(c: ValidValues) -> bool:
-    forecast = c.get("traffic.forecast")
-    return c.is_given("traffic.history") and (forecast is None or forecast.num_days > 1)
-
-
 def _drafts_nothing(c: ValidValues) -> bool:
     drafts = [c[f"{phase}.draft_tokens"] for phase in PHASES[1:] if phase in c.sections]
     return bool(drafts) and not any(drafts)
@@ -158,9 +149,9 @@ FIELDS = (
     Unused(("schedule.other_days",), "with windows: auto", "auto windows follow traffic.other_days", _has_open_windows),
     Unused(
         ("traffic.other_days",),
-        "without profile or history",
+        "without profile",
         "the demand of other days is relative to that of a usual day",
-        lambda c: not _has_profile(c),
+        lambda c: not c.is_given("traffic.profile"),
         "write traffic.profile: the demand of each of the 24 hours of a usual day",
     ),
     Unused(
@@ -174,12 +165,6 @@ FIELDS = (
         "with units: auto",
         "it says what written units carry, and the planner counts all units",
         lambda c: _has_open_windows(c) and all(c.is_open(f"{phase}.units") for phase in c.phases),
-    ),
-    Unused(
-        ("traffic.quantile",),
-        "without several days in traffic.history",
-        "it is a quantile of how past days differ",
-        lambda c: not _has_several_days(c),
     ),
     Unused(
         ("cost.prices",),

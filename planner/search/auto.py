@@ -147,7 +147,6 @@ def decide(spec: ResolvedSpec, former: Former | None = None) -> Choice:
     """
     original, by_speed = spec, needs_speed(spec)
     spec, decisions = _adopt_checkpoint_precision(spec)
-    decisions += _forecast_decisions(spec)
     if former:
         decisions += [Decision(path, number, AS_BEFORE) for path, number in former.items()]
         spec = change_spec(spec, former)
@@ -208,21 +207,6 @@ def _decide_by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[Layout
     if demand and demand.decides_nodes:
         require_speeds(spec)
     return None, [Decision(path, number, DEFAULT_WITHOUT_SPEED) for path, number in _speed_defaults(spec).items()]
-
-
-def _forecast_decisions(spec: ResolvedSpec) -> list[Decision]:
-    """Return the decision about a traffic profile that was forecast from past days; empty without past days."""
-    if spec.forecast is None or spec.written.traffic is None:
-        return []
-    day, quantile = spec.forecast, spec.written.traffic.quantile
-    days = counted(day.num_days, "past day")
-    above = f"{day.times_the_median - 1:.1%} above the median day, whose tokens are those of traffic"
-    if not any(day.median):
-        above = "and the median day has no demand"
-    why = f"quantile {quantile:g} of the forecast for {day.date} from {days}, {above}"
-    if day.num_outages:
-        why += f"; {day.num_outages} entries are left out, in which next to nothing was asked, as in an outage"
-    return [Decision("traffic.profile", list(day.quantile), why)]
 
 
 def _unit_rates(search: "LayoutSearch | None", decisions: Sequence[Decision]) -> dict[Phase, float]:

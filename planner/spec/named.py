@@ -23,7 +23,7 @@ from planner.problems.fix import did_you_mean
 from planner.spec.cluster import OF_OWN_GPUS, GpuSpec
 
 # fields that name a file, relative to the spec's
-FILES = ("model.config", "expert_load.file", "traffic.history", "traffic.trace")
+FILES = ("model.config", "expert_load.file", "traffic.trace")
 
 
 class NamedInputs:
@@ -52,9 +52,6 @@ class NamedInputs:
                 self._keep(f"{path}.device", _catalog_gpu(path, values[path]))
         if values.get("expert_load.file"):
             self._keep_loads(values["expert_load.file"])
-        if values.get("traffic.history") and "traffic.quantile" in values:
-            zone = values.get("schedule.timezone", "UTC")
-            self._keep_history(values["traffic.history"], values["traffic.quantile"], zone)
         if values.get("traffic.trace"):
             self._keep_reuse(values["traffic.trace"])
 
@@ -89,18 +86,6 @@ class NamedInputs:
             if isinstance(model := self.resolved.get("model.shapes"), Model):
                 self.resolved["expert_load.loads"] = moe_rows(found.rows, model.num_dense_layers, model.are_hashed)
 
-    def _keep_history(self, written: str, quantile: float, zone: str) -> None:
-        from planner.facts.forecast import forecast  # slow to import, and needed only with past days
-        from planner.facts.history import read_history
-
-        found = read_history(self.folder / written, written, zone)
-        if isinstance(found, Finding):
-            self.findings.append(found)
-        else:
-            self.inputs[written] = found.digest
-            following = forecast(found.history, quantile)
-            self._keep("traffic.forecast", following if any(following.quantile) else _without_demand(written))
-
     def _keep_reuse(self, written: str) -> None:
         try:
             content = read_file(self.folder / written)
@@ -125,13 +110,6 @@ class NamedInputs:
             self.findings.append(found)
         else:
             self.resolved[path] = found
-
-
-def _without_demand(written: str) -> Finding:
-    """Return the finding S610 for a history of days without any demand, which cannot be planned."""
-    rule, reason = "S610 must be above 0 in some hour", "the day's tokens must arrive at some hour"
-    fix = "leave it out to spread tokens evenly over the day"
-    return Finding("traffic.history", written, rule, reason, fix)
 
 
 def _catalog_model(path: str, name: str) -> Model | Finding:

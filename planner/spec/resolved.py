@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from planner.facts.catalog import GPUS, Gpu
 from planner.facts.drawn import draw_loads
@@ -16,9 +15,6 @@ from planner.spec.phase import PhaseSpec
 from planner.spec.schema import Spec
 from planner.spec.yaml import Document
 
-if TYPE_CHECKING:
-    from planner.facts.forecast import Forecast
-
 
 @dataclass(frozen=True)
 class ResolvedSpec:
@@ -31,7 +27,6 @@ class ResolvedSpec:
     other_quantization: str | None  # name of the checkpoint's quantisation, if no precision describes it
     gpu: Gpu
     measured_loads: Loads | None  # of expert_load.file
-    forecast: "Forecast | None"  # of traffic.history, whose quantile is the profile
     reuse: ReuseCurve  # of traffic.trace, or of Mooncake's conversations
     inputs: Mapping[str, str]  # name of each file, as the spec writes it -> its sha256
     document: Document
@@ -90,17 +85,3 @@ class ResolvedSpec:
     def locate(self, finding: Finding) -> Finding:
         """Return `finding` with the file, line and column of the field that it is about."""
         return self.document.locate(finding)
-
-
-def use_forecast(spec: Spec, forecast: "Forecast | None") -> Spec:
-    """Return `spec` with the forecast's quantile as its traffic profile; unchanged without a forecast.
-
-    Tokens and requests are scaled to the forecast day, because those of the spec are for the median day.
-    """
-    if forecast is None or spec.traffic is None:
-        return spec
-    traffic, more = spec.traffic, forecast.times_the_median
-    tokens = {"input_tokens": more * traffic.input_tokens, "output_tokens": more * traffic.output_tokens}
-    requests = None if traffic.requests is None else more * traffic.requests
-    forecast_traffic = traffic.model_copy(update={"profile": list(forecast.quantile), **tokens, "requests": requests})
-    return spec.model_copy(update={"traffic": forecast_traffic})

@@ -23,8 +23,8 @@ class OtherDemandSpec(Section):
 
     days: DayNames
     profile: Profile = Field(
-        description="Demand of each hour, or of each equal part of an hour, in the unit of traffic.profile or"
-        " history. A day with half the demand has half the tokens.",
+        description="Demand of each hour, or of each equal part of an hour, in the unit of traffic.profile."
+        " A day with half the demand has half the tokens.",
         examples=[[1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3, 3, 2, 2, 1]],
     )
 
@@ -68,23 +68,6 @@ class TrafficSpec(Section):
         description="Demand of special weekdays and dates; a date takes precedence over its weekday.",
         examples=[[{"days": ["saturday", "sunday"], "profile": [1] * HOURS}]],
     )
-    history: str | None = Field(
-        default=None,
-        min_length=1,
-        description="CSV file of past days, used in place of a profile. Its path is relative to this spec, and its"
-        " columns are time and demand. The profile is forecast for the day after the last one, from the last 366 days."
-        " Rows such as 2026-11-02T08:00,81422 are an hour or a whole part of an hour apart. Times are wall-clock times"
-        " of schedule.timezone without an offset; a Z is allowed if that is UTC.",
-        examples=["days.csv"],
-    )
-    quantile: float = Field(
-        default=0.75,
-        ge=0.5,
-        le=0.999,
-        description="With a history, the profile is this quantile of its forecast. input_tokens and output_tokens"
-        " are then those of the median day, and the planned day has more in proportion to its demand.",
-        examples=[0.9],
-    )
     trace: str | None = Field(
         default=None,
         min_length=1,
@@ -97,8 +80,8 @@ class TrafficSpec(Section):
         default=None,
         ge=1e-9,
         le=MAX_TOKENS,
-        description="Demand that the units of the spec just serve, in the unit of the profile or history; by default"
-        " the busiest entry. If it is less than the busiest entry, windows: auto plans more units than the spec has.",
+        description="Demand that the units of the spec just serve, in the unit of the profile; by default the busiest"
+        " entry. If it is less than the busiest entry, windows: auto plans more units than the spec has.",
         examples=[81422],
     )
 

@@ -53,7 +53,7 @@ def test_a_newcomer_with_forty_nodes_gets_to_the_first_rebalancing(gitea, prod, 
         (told,) = follow("The first rebalancing")
 
     plan = json.loads((folder / "plan.json").read_text())
-    assert len((folder / "days.csv").read_text().splitlines()) == 1 + 28 * 24
+    assert len(json.loads((folder / "profile").read_text())) == 24
     assert {node for unit in plan["units"] for node in unit["nodes"]} <= set(NODES)
     assert "load      it fits in every hour" in planned
     assert (folder / "plan.html").stat().st_size > 100_000

@@ -1,7 +1,6 @@
 """A small right spec beside its model's config, and ways to write wrong ones."""
 
 import json
-import re
 from functools import cache
 
 import pytest
@@ -200,18 +199,11 @@ def write_spec_folder(folder):
     (folder / "torn.json").write_text('{"model_type":')
     (folder / "pointer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     (folder / "page.json").write_text("<!DOCTYPE html><html></html>")
-    past = [f"2026-11-{day:02}T{hour:02}:00,{100 + hour}" for day in range(2, 16) for hour in range(24)]
-    (folder / "days.csv").write_text("\n".join(["time,demand", *past]))
     prompts = [
         {"timestamp": 30_000 * number, "input_length": 1000, "output_length": 9, "hash_ids": [0, number]}
         for number in range(1, 9)
     ]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    (folder / "one_day.csv").write_text("\n".join(["time,demand", *past[:24]]))
-    (folder / "twice.csv").write_text("\n".join(["time,demand", *past, "2026-11-04T07:00,900"]))
-    (folder / "not_over.csv").write_text("\n".join(["time,demand", *past, "2026-11-16T00:00,100"]))
-    (folder / "half_a_day.csv").write_text("\n".join(["time,demand", *past[:12]]))
-    (folder / "idle.csv").write_text(re.sub(r",\d+$", ",0", "\n".join(["time,demand", *past]), flags=re.MULTILINE))
     (folder / "notes").mkdir()
     (folder / "notes" / "mine.txt").write_text("not ours")
     return folder

@@ -48,8 +48,6 @@ def describe_day(column: DayColumn) -> str:
     others = [other.days for section in own if section is not None for other in section.other_days]
     if entry_of(date, others) is not None:
         return date
-    if spec.traffic is not None and spec.traffic.history is not None:
-        return f"the day that is forecast from traffic.history, since the spec has no other for {date}"
     return f"a usual day, since the spec has nothing about {date}"
 
 

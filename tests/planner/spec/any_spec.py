@@ -33,7 +33,6 @@ TEXTS = {
     "model.config": ("config.json", "grouped.json", "v2_lite.json"),
     "model.checkpoint": ("bundled:demo", "/models/weights"),
     "expert_load.file": ("loads.json",),
-    "traffic.history": ("days.csv",),
     "traffic.trace": ("prompts.jsonl",),
     "cluster.nodes[].gpu": ("own", *GPUS),
     "cluster.spares[]": ("n1", "node-1"),

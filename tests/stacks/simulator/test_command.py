@@ -106,20 +106,6 @@ def test_a_day_that_the_spec_says_nothing_about_is_called_a_usual_one(small_spec
     assert ": 2026-11-29, minute by minute" in said["2026-11-29"]
 
 
-def test_a_forecast_is_called_so(small_spec, capsys):
-    """Where past days are given, the day that is played is the one that they foretell."""
-    spec = yaml.safe_load(small_spec.read_text())
-    del spec["traffic"]["profile"]
-    spec["traffic"]["history"] = "days.csv"
-    hours = [f"2026-11-{day:02}T{hour:02}:00,{10 + hour}" for day in (21, 22) for hour in range(24)]
-    small_spec.with_name("days.csv").write_text("\n".join(["time,demand", *hours]))
-    small_spec.with_name("past.yaml").write_text(yaml.safe_dump(spec))
-    assert cli.main(["simulate", str(small_spec.with_name("past.yaml")), "--date", "2026-11-23"]) == 0
-
-    said = capsys.readouterr().out.splitlines()[0]
-    assert "the day that is forecast from traffic.history, since the spec has no other for 2026-11-23" in said
-
-
 @pytest.mark.parametrize(
     ("words", "rules", "status"),
     [
