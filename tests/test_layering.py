@@ -60,7 +60,7 @@ SIMULATED = {"runtime.gateway.ranks.router", "runtime.gateway.ranks.answer_lengt
 # What `compile_plan` calls, itself or by asking a candidate; no other module of the planner runs a pass.
 PASSES = {
     *("decide", "decide_near", "require_feasible", "place_units", "failure_domains", "plan_schedule", "balance"),
-    *("rebuilt_sections", "report_failures", "estimate_uptime", "predict_phases", "estimate_cost"),
+    *("rebuilt_sections", "report_failures", "predict_phases", "estimate_cost"),
 }
 
 

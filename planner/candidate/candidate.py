@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from planner.estimate.throughput.calibration import Calibration
     from planner.estimate.throughput.engines import EngineModel
     from planner.estimate.throughput.predict import Prediction
-    from planner.estimate.uptime import Uptime
     from planner.expert_map import Domains, ExpertMap
     from planner.placement.place import Placement
     from planner.schedule.schedule import Timetable
@@ -210,13 +209,6 @@ class Candidate:
         from planner.estimate.failures import report_failures
 
         return report_failures(self.resolved, self.units)
-
-    @cached_property
-    def uptime(self) -> "Uptime | None":
-        """The expected failures and lost capacity on an average day; None if the spec has no `uptime`."""
-        from planner.estimate.uptime import estimate_uptime
-
-        return estimate_uptime(self.resolved, self.layouts)
 
     @cached_property
     def full_rates(self) -> dict[Phase, float]:

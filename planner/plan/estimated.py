@@ -39,7 +39,6 @@ def expected_sections(candidate: Candidate) -> dict[str, Any]:
         "performance": {each.phase: _performance(each, candidate.spec.slo) for each in candidate.speed},
         "demand": demand_section(candidate),
         "kv_cache": _kv_cache(candidate),
-        "uptime": candidate.uptime,
         "cost": _cost(candidate),
     }
 

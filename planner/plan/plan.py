@@ -23,7 +23,6 @@ from pydantic import ConfigDict, Field
 from planner.cost.cost import Cost
 from planner.estimate.failures import Loss
 from planner.estimate.kv_cache import KvCache
-from planner.estimate.uptime import Uptime
 from planner.facts import names
 from planner.facts.digest import digest_of, pretty_json
 from planner.facts.engines import OURS
@@ -106,7 +105,6 @@ class Plan(Part):
     performance: Maybe[dict[Phase, Performance]] = None
     demand: Maybe[dict[Phase, Demand]] = None
     kv_cache: Maybe[KvCache] = None
-    uptime: Maybe[Uptime] = None
     cost: Maybe[Cost] = None
     report: Maybe[tuple[Row, ...]] = None
     diff: Maybe[dict[str, Any]] = None  # only of a plan shown beside another: the change from that one

@@ -8,7 +8,7 @@ from math import ceil, inf
 from statistics import fmean
 from typing import Any
 
-from planner.estimate.uptime import HOUR_S, recovery_s, suggest_spare
+from planner.estimate.failures import recovery_s, suggest_spare
 from planner.facts import names
 from planner.facts.day import HOUR_MINUTES, MINUTE_S, hh_mm, minute_of, periods
 from planner.facts.engines import OURS
@@ -30,7 +30,7 @@ MISSED_VERDICTS = (
     "missed, even at the fastest speed",
 )  # of an SLO
 
-GUESSES = ("operating_point.", "schedule.start.", "uptime.")  # sections whose defaults are guesses about a cluster
+GUESSES = ("operating_point.", "schedule.start.")  # sections whose defaults are guesses about a cluster
 FEW_TIMES = 2  # of equal peaks that are all named
 SHARE_DIGITS = 3  # of a share, as it is shown
 MAX_NUMBERS = 4  # in a list; of a longer list its length and range are shown
@@ -256,10 +256,7 @@ def _failure_rows(plan: Plan) -> Iterator[Row]:
     yield from _worst_loss(plan, "most", {phase: (len(plan.units_of(phase)), None) for phase in plan.failures})
     fewest = {phase: _fewest_units_on(plan, phase) for phase in plan.failures}
     yield from _worst_loss(plan, "fewest", fewest)
-    repair = plan.spec.uptime and plan.spec.uptime.repair / HOUR_S
-    yield from make_rows(
-        "failure", ("repair", repair, "hours", "spec"), ("gateways", plan.gateway.replicas, "", "spec")
-    )
+    yield from make_rows("failure", ("gateways", plan.gateway.replicas, "", "spec"))
 
 
 def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None]]) -> Iterator[Row]:

@@ -21,7 +21,7 @@ from planner.spec.request_lengths import request_lengths
 
 # Sections of PLAN.json that hold figures.
 TOPICS = (
-    *("phases", "schedule", "cost", "demand", "performance", "failures", "uptime", "memory", "balance"),
+    *("phases", "schedule", "cost", "demand", "performance", "failures", "memory", "balance"),
     *("placement", "search", "kv_cache", "model", "gpu", "phase_gpus"),
 )
 NO_FIGURES = {
@@ -42,12 +42,12 @@ UNITS = {
     "us": "us",
     "hours": "hours",
     "minutes": "minutes",
-    **dict.fromkeys(("share", "hit_rate", "acceptance_rate", "margin", "markup", "capacity_at_once", "load"), "share"),
-    **dict.fromkeys(("utilisation", "availability"), "share"),
+    **dict.fromkeys(("share", "hit_rate", "acceptance_rate", "margin", "markup", "load"), "share"),
+    **dict.fromkeys(("utilisation",), "share"),
     **dict.fromkeys(("max_over_mean", "imbalance", "bound"), "ratio"),
     "weights": "bytes",
 }
-PREDICTED = ("performance", "demand", "uptime", "search")
+PREDICTED = ("performance", "demand", "search")
 SPEED_COSTS = ("revenue", "answered", "margin", "markup", "per_million")  # words in names of costs that depend on speed
 SPEC_FIGURES = {"promised", "asked_tokens_per_s", "input_tokens", "output_tokens", "timezone"}  # copied from the spec
 

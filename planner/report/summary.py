@@ -235,10 +235,9 @@ def _outage_duration(report: Report, section: str) -> str:
     """Return words on how long a unit is out after a failure, and on why no spare takes over if none does."""
     if minutes := report.text(section, "recovery_minutes"):
         return f"for {minutes} min, until it serves on a spare"
-    hours, off = report.text("failure", "repair"), report.text(section, "nodes_off")
-    until = f"for {hours} h of repair" if hours else "until repaired (no uptime.repair)"
+    off = report.text(section, "nodes_off")
     kept = f" (the {off} off belong to other units)" if off else ""
-    return f"{until}: {report.text(section, 'offered_spare') or f'no node is a spare{kept}'}"
+    return f"until repaired: {report.text(section, 'offered_spare') or f'no node is a spare{kept}'}"
 
 
 def _assumed_sentence(report: Report) -> str:

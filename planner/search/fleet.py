@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from planner.estimate.uptime import outage_share
+from planner.estimate.failures import outage_share
 from planner.facts.terms import Phase
 from planner.layout.layout import lay_out
 from planner.problems.errors import SpecError

@@ -30,7 +30,6 @@ from planner.spec.schedule import ALL_DAY, ScheduleSpec
 from planner.spec.section import Options, Section, find_tag, one_of
 from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import SAYS_AUTO, is_undecided
-from planner.spec.uptime import UptimeSpec
 
 LEAST_DRAIN_S = 30.0  # Kubernetes' default terminationGracePeriodSeconds
 
@@ -222,12 +221,6 @@ class Spec(Section):
     )
     slo: SloSpec = Field(
         default=SloSpec(), description="Promised latencies.", examples=[{"ttft_ms": 2000, "tpot_ms": 50}]
-    )
-    uptime: UptimeSpec | None = Field(
-        default=None,
-        description="Failure rates of parts, for an estimate of failures and spares. An empty mapping means all"
-        " defaults.",
-        examples=[{"repair": "24h", "availability": 0.999}],
     )
     coverage: Coverage = Field(
         default="none",

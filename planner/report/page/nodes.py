@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from planner.estimate.uptime import recovery_s, suggest_spare
+from planner.estimate.failures import recovery_s, suggest_spare
 from planner.facts import names
 from planner.facts.day import MINUTE_S, minute_of, periods
 from planner.facts.quantities import first_of

@@ -1,8 +1,8 @@
 """`--fail NODE@HH:MM`: the nodes that fail on a simulated day, and the units that stop with them.
 
-A failed unit moves to a spare of `cluster.spares` and serves again after `uptime.recovery`, or after a warm-up where
-the spec has no `uptime`. Spares are taken in their order, by the units that fail first. Where none is left, a unit is
-out until the day ends: a simulation repairs no nodes.
+A failed unit moves to a spare of `cluster.spares` and serves again after a warm-up. Spares are taken in
+their order, by the units that fail first. Where none is left, a unit is out until the day ends: a simulation repairs no
+nodes.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from planner.compiler import Compiled
-from planner.estimate.uptime import recovery_s
+from planner.estimate.failures import recovery_s
 from planner.facts.day import MINUTE_S, hh_mm, minute_of
 from planner.layout.nodes import spares_with
 from planner.layout.unit import Unit

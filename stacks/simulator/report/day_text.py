@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.demand import PhaseLoad
-from planner.estimate.uptime import suggest_spare
+from planner.estimate.failures import suggest_spare
 from planner.facts.calendar import entry_of
 from planner.facts.day import hh_mm
 from planner.report.columns import format_table, wrap_note

@@ -78,7 +78,7 @@ def test_the_first_lines_answer_what_is_asked(shipped):
     )
     assert lines["failure"].startswith(
         "worst: losing one GPU (decode-0 rank 0) stops 1 of 9 decode units (11.1%) with all on; 1 of 2 decode units "
-        "(50.0%) at 03:30, when fewest decode units are on; out until repaired (no uptime.repair): no node"
+        "(50.0%) at 03:30, when fewest decode units are on; out until repaired: no node"
     )
     assert (
         "(power law, alpha 1.01, seed 0); cuda graphs of decode (2.7 GB); schedule.start (defaults" in lines["assumed"]
@@ -180,7 +180,7 @@ def test_a_kind_of_domain_that_no_plan_has_is_shown_as_written(spec_text, plan_o
 
 def test_idle_nodes_and_spares_are_told_where_a_unit_is_lost(with_line, plan_of):
     """A spare takes over, an idle node could, or nothing does."""
-    repaired = "out until repaired (no uptime.repair)"
+    repaired = "out until repaired"
     said = {
         "nodes: 3": f"{repaired}: no node is a spare",
         "nodes: 4": f"{repaired}: with cluster.spares: [node-3] the unit serves again after 10 min",
@@ -190,13 +190,13 @@ def test_idle_nodes_and_spares_are_told_where_a_unit_is_lost(with_line, plan_of)
     assert {nodes: lines_of(plan_of(with_line(8, f"  {nodes}")))["failure"].split("; ")[1] for nodes in said} == said
 
 
-def test_a_repair_and_own_nodes_that_are_off_are_told(shipped):
-    """The first lasts as long as `uptime` says, the second count in the bill; and a controller switches units."""
+def test_own_nodes_that_are_off_are_told(shipped):
+    """They count in the bill, and are no spares of units that are on; and a controller switches units."""
     own = [{"kind": "own", "nodes": 128, "usd_per_gpu_hour": 1.4}]
-    changes = {"cost.supplies": own, "uptime": {"repair": "12h"}, "kubernetes.controller": {}}
+    changes = {"cost.supplies": own, "kubernetes.controller": {}}
     lines = lines_of(shipped(**changes))
 
-    assert "; out for 12 h of repair: no node is a spare (the 210 off belong to other units);" in lines["failure"]
+    assert "; out until repaired: no node is a spare (the 210 off belong to other units);" in lines["failure"]
     assert lines["cost"].startswith("$75,686 a day, $2,352 of it for own nodes that are off; ")
     assert lines["day"].endswith("; kubernetes.controller switches units")
 
@@ -310,7 +310,6 @@ def test_a_search_fits_a_terminal(spec_file):
         "traffic": traffic,
         "schedule": "auto",
         "cost": {"usd_per_gpu_hour": 2.0},
-        "uptime": {"repair": "24h", "availability": 0.999},
         "prefill": auto,
         "decode": auto,
     }
@@ -319,7 +318,7 @@ def test_a_search_fits_a_terminal(spec_file):
     assert max(map(len, plan_text(plan, full=True).splitlines())) <= 80
     assert len({(row.section, row.name) for row in plan.report}) == len(plan.report)
     assert "other days: saturday, sunday" in lines_of(plan)["day"]
-    assert "for 5 min, until it serves on a spare" in joined(lines_of(plan)["failure"])
+    assert "min, until it serves on a spare" in joined(lines_of(plan)["failure"])
 
 
 def test_whoever_is_called_at_night_finds_each_unit(shipped, capsys):

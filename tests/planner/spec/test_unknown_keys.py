@@ -42,7 +42,6 @@ ALL = PAIR | {
         "controller": {"demand": {}},
     },
     "gateway": {},
-    "uptime": {},
 }
 
 

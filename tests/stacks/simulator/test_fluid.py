@@ -136,14 +136,6 @@ def test_a_spare_with_other_gpus_is_no_spare():
     assert [each.spare for each in find_outages(plan, [Failure("a", NOON), Failure("b", NOON)])] == [None, "c"]
 
 
-def test_a_unit_is_out_for_as_long_as_the_plans_uptime_counts(pair_spec):
-    """Without `uptime` for a warm-up; with it for its `recovery`, so that both estimates are of one outage."""
-    plan = run_passes(change_spec(check_spec(pair_spec), {"uptime": {"recovery": "20min"}}))
-    (unit,) = [each for each in plan.units if each.phase == "decode"]
-
-    assert [each.until for each in find_outages(plan, [Failure(unit.nodes[3], NOON)])] == [NOON + 20]
-
-
 def test_units_that_stop_finish_what_they_have(published_day):
     """At each step down, what drains makes tokens until it is done, and the time of the drain is enough."""
     outcome = published_day.outcomes["mid"]
