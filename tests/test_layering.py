@@ -281,7 +281,7 @@ def test_only_the_compiler_knows_the_passes():
     """A pass that calls another would hide the order: it is a candidate's, and those know it who ask one.
 
     `rebuild.py` makes the schedule that a plan stores, and `plan.py` that which a plan is carried out by. `load.py`
-    makes what runs once more, to compare.
+    makes what runs once more, to compare. `experts.py` balances loads without a spec.
     """
     importers = {
         path.name
@@ -294,6 +294,7 @@ def test_only_the_compiler_knows_the_passes():
         "candidate.py",
         "compiler.py",
         "decided.py",
+        "experts.py",
         "feasible.py",
         "fit.py",
         "load.py",

@@ -14,7 +14,7 @@ off the fullest GPU until no step helps (`maps`, `native`). `bound` says how muc
 Source: github.com/deepseek-ai/EPLB.
 """
 
-from planner.expert_map.balance import balance, balance_windows
+from planner.expert_map.balance import balance
 from planner.expert_map.domains import consecutive_domains, count_uncovered, fewest_slots_per_gpu
 from planner.expert_map.types import (
     Domains,
@@ -34,7 +34,6 @@ __all__ = [
     "Policy",
     "Sizes",
     "balance",
-    "balance_windows",
     "consecutive_domains",
     "count_uncovered",
     "fewest_slots_per_gpu",

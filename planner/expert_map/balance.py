@@ -32,30 +32,7 @@ def balance(
     """Return an expert map of `num_slots` slots per layer on `num_gpus` GPUs that spreads `loads` evenly.
 
     GPUs must divide slots, nodes must divide GPUs, and groups must divide experts; nodes must divide groups too if
-    groups must stay on a node. From `gate` follows how many bytes between nodes a split group costs. The other
-    arguments are those of `balance_windows`.
-    """
-    sizes = Sizes(num_slots, num_gpus, num_nodes, num_groups, gate)
-    words = (effort, policy, None, previous, keep_within, domains, split)
-    return balance_windows([loads], sizes, *words, as_a_whole=as_a_whole)
-
-
-def balance_windows(
-    windows: Sequence[Loads],
-    sizes: Sizes,
-    effort: Effort,
-    policy: Policy,
-    quantile: float | None,
-    previous: Sequence[Sequence[int]] | None = None,
-    keep_within: float = 0.0,
-    domains: Domains = (),
-    split: SplitRule = "equal",
-    *,
-    as_a_whole: bool = False,
-) -> ExpertMap:
-    """Return an expert map for several windows of load, whose `quantile` over windows of max over mean is low.
-
-    Without a `quantile`, max over mean is low for the mean of the windows' loads.
+    groups must stay on a node. From `gate` follows how many bytes between nodes a split group costs.
 
     The search descends to a map that no step improves. Effort `refined` then changes that map at random (a kick) and
     descends again, many times; `fast` does so only for layers worse than EPLB's.
@@ -66,22 +43,20 @@ def balance_windows(
 
     With `domains`, every expert gets replicas in at least two failure domains, provided that there are enough slots
     (`fewest_slots_per_gpu`). Groups then do not stay on nodes.
-
-    With `domains`, or another `split` than `equal`, there may be no `quantile`.
     """
     import numpy as np
 
     from planner.expert_map.hierarchy import choose_policy
     from planner.expert_map.maps import make_map
     from planner.expert_map.numbering import number_experts, order_by_load, restore_experts
-    from planner.expert_map.problem import Problem, scale_windows
+    from planner.expert_map.problem import Problem
+    from planner.expert_map.weigh import scale
 
-    loads_WLE = scale_windows(windows)
-    keys_WLE = loads_WLE if len(windows) > 1 else np.array(windows, dtype=np.float64)
+    sizes = Sizes(num_slots, num_gpus, num_nodes, num_groups, gate)
     stay_together = not domains and choose_policy(sizes, policy)[0] == "hierarchical"
-    order_LE = order_by_load(keys_WLE, sizes.num_groups if stay_together else 1, previous)
-    ordered_WLE = np.take_along_axis(loads_WLE, order_LE[None], axis=-1)
-    problem = Problem(ordered_WLE, sizes, effort, policy, quantile, domains, split)
+    order_LE = order_by_load(np.array(loads, dtype=np.float64), num_groups if stay_together else 1, previous)
+    ordered_LE = np.take_along_axis(scale(loads), order_LE, axis=1)
+    problem = Problem(ordered_LE, sizes, effort, policy, domains, split)
     kept = None if previous is None else number_experts(previous, order_LE, sizes)
     found = make_map(problem, kept, keep_within, as_a_whole=as_a_whole)
     rows = restore_experts(found.physical_to_logical, order_LE, sizes, is_fresh=previous is None)

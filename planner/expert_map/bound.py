@@ -28,10 +28,6 @@ cannot share a GPU. An expert whose replicas are that heavy at its fewest gets l
 left. Those are spent where each removes most heavy replicas, the last in part. If more heavy replicas than GPUs remain,
 T cannot be reached. D is 0 unless the lightest experts are at most (T - C) / 2, for the reason above.
 
-Windows. In each window max over mean is at least that window's bound, so the k-th lowest value is at least the k-th
-lowest bound. If all windows count, it is also at least the bound for the mean loads: the GPU that is fullest by the
-mean loads carries that much on average over windows, so at least that much in the worst one.
-
 The arithmetic is C (`native/bound.h`).
 """
 
@@ -40,7 +36,7 @@ import numpy as np
 from planner.expert_map import native
 from planner.expert_map.hierarchy import fullest_node_bound
 from planner.expert_map.types import BoundKind, Sizes
-from planner.expert_map.weigh import Floats, scale
+from planner.expert_map.weigh import Floats
 from planner.facts.terms import SplitRule
 
 KINDS: tuple[BoundKind, ...] = ("mean", "replicas", "packing", "pairs", "groups", "coverage")
@@ -66,23 +62,3 @@ def compute_bounds(
     if within_nodes:
         ratios_KL[4] = fullest_node_bound(loads_LE, sizes) * (1 - ROUNDING)
     return np.maximum(ratios_KL.max(axis=0), 1.0), tuple(KINDS[kind] for kind in ratios_KL.argmax(axis=0))
-
-
-def compute_window_bounds(
-    loads_WLE: Floats, sizes: Sizes, num_counted: int, *, within_nodes: bool
-) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """Return a lower bound on max over mean in the worst of the `num_counted` most even windows, `[L]`, and its kind.
-
-    All windows of a layer must have the same total load.
-    """
-    found = [compute_bounds(each, sizes, within_nodes=within_nodes) for each in loads_WLE]
-    order_WL = np.argsort([bound_L for bound_L, _ in found], axis=0, kind="stable")
-    of_mean_L, mean_binding = compute_bounds(scale(loads_WLE.sum(axis=0)), sizes, within_nodes=within_nodes)
-    bounds, kinds = [], []
-    for layer, window in enumerate(order_WL[num_counted - 1]):
-        bound, kind = found[window][0][layer], found[window][1][layer]
-        if num_counted == len(found) and of_mean_L[layer] > bound:
-            bound, kind = of_mean_L[layer], mean_binding[layer]
-        bounds.append(max(bound * (1 - ROUNDING), 1.0))
-        kinds.append(kind)
-    return np.array(bounds), tuple(kinds)

@@ -1,14 +1,14 @@
 """Make an expert map: choose a policy, search, and change as little as possible of the map in service.
 
-A fresh map is made in two steps. The first step makes a map for the mean of all windows, if tokens are split equally
-among replicas. Policy `global` puts any expert on any GPU. `hierarchical` keeps groups on nodes (`hierarchy`) and
-searches each node of each layer by itself. `auto` keeps groups on nodes if they fit. With effort `refined`, `auto`
-weighs balance against the dispatch bytes between nodes: it takes the knee of a front (`front`) of maps with whole
-groups, maps with a few hot experts on a second node, and the global map. If experts must survive the loss of a failure
-domain, groups do not stay on nodes, because a group on one node would be lost with the node.
+A fresh map is made in two steps. The first step makes a map for tokens that are split equally among replicas.
+Policy `global` puts any expert on any GPU. `hierarchical` keeps groups on nodes (`hierarchy`) and searches each node of
+each layer by itself. `auto` keeps groups on nodes if they fit. With effort `refined`, `auto` weighs balance against the
+dispatch bytes between nodes: it takes the knee of a front (`front`) of maps with whole groups, maps with a few hot
+experts on a second node, and the global map. If experts must survive the loss of a failure domain, groups do not stay
+on nodes, because a group on one node would be lost with the node.
 
-The second step searches on from that map for several windows, failure domains or another split rule. So a map for
-windows is never worse than the map for their mean. If a map is in service, `renew` changes it towards the fresh one.
+The second step searches on from that map for failure domains or another split rule. If a map is in service, `renew`
+changes it towards the fresh one.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.expert_map import native
-from planner.expert_map.bound import compute_bounds, compute_window_bounds
+from planner.expert_map.bound import compute_bounds
 from planner.expert_map.domains import count_uncovered
 from planner.expert_map.front import drop_dominated, find_knee, make_front
 from planner.expert_map.hierarchy import choose_policy, fullest_node_bound, split_by_node, sum_groups
 from planner.expert_map.native import Search
 from planner.expert_map.problem import Problem
-from planner.expert_map.renew import keep_or_replace, prices_within_nodes, renew, search_windows
-from planner.expert_map.types import BoundKind, Effort, ExpertMap, FrontPoint, Policy, Sizes, WindowsOutcome
+from planner.expert_map.renew import keep_or_replace, prices_within_nodes, renew, search_from
+from planner.expert_map.types import BoundKind, Effort, ExpertMap, FrontPoint, Policy, Sizes
 from planner.expert_map.weigh import (
     Floats,
     Ints,
@@ -86,7 +86,7 @@ class _FreshMap:
 def make_map(
     problem: Problem, previous_LGS: Ints | None = None, keep_within: float = 0.0, *, as_a_whole: bool = False
 ) -> ExpertMap:
-    """Return the expert map for `problem`. For the arguments see `balance_windows`."""
+    """Return the expert map for `problem`. For the arguments see `balance`."""
     first = _first_map(problem)
     bound_L, binding = _compute_bounds(problem, first)
     fresh_LGS, moved_slots, dispatch = _search_further(problem, first, bound_L), None, first.dispatch
@@ -97,10 +97,10 @@ def make_map(
         slots_LGS = choose(problem, previous_LGS, fresh_LGS, keep_within, **nodes)
         moved_slots = int((slots_LGS != previous_LGS).sum())
     if dispatch is not None and slots_LGS is not first.slots_LGS:
-        (dispatch,) = make_front(problem.mean_loads, slots_LGS[None], problem.sizes, (first.policy,))
+        (dispatch,) = make_front(problem.loads_LE, slots_LGS[None], problem.sizes, (first.policy,))
     rows = as_rows(slots_LGS)
     return ExpertMap(
-        num_logical_experts=problem.mean_loads.shape[1],
+        num_logical_experts=problem.loads_LE.shape[1],
         physical_to_logical=rows,
         max_over_mean=round_ratios(problem.ratio(slots_LGS)),
         bound=round_bounds_down(bound_L),
@@ -112,26 +112,12 @@ def make_map(
         moved_slots=moved_slots,
         front=first.front,
         dispatch=dispatch,
-        windows=_summarize_windows(problem, first, slots_LGS),
     )
-
-
-def _summarize_windows(problem: Problem, first: _FreshMap, slots_LGS: Ints) -> WindowsOutcome | None:
-    """Return max over mean and its bound in each window; None for one window, or another split rule than `equal`."""
-    if len(problem.loads_WLE) == 1 or problem.split != "equal":
-        return None
-    is_whole = first.keeps_groups_whole
-    bounds = [
-        round_bounds_down(compute_bounds(each, problem.sizes, within_nodes=is_whole)[0]) for each in problem.loads_WLE
-    ]
-    ratios = tuple(round_ratios(each) for each in problem.ratios(slots_LGS, problem.loads_WLE))
-    of_mean_map = None if problem.quantile is None else round_ratios(problem.ratio(first.slots_LGS))
-    return WindowsOutcome(problem.quantile, ratios, tuple(bounds), of_mean_map)
 
 
 def _first_map(problem: Problem) -> _FreshMap:
     """Return the map of the first step; with failure domains only a packing with two replicas of each expert."""
-    loads_LE, sizes = problem.mean_loads, problem.sizes
+    loads_LE, sizes = problem.loads_LE, problem.sizes
     if problem.domains:
         slots_LGS = native.pack(loads_LE, sizes, least=2)[0]
         if problem.gpus_hold_all_experts:
@@ -157,11 +143,9 @@ def _compute_bounds(problem: Problem, first: _FreshMap) -> tuple[Floats, tuple[B
     if problem.is_plain:
         return first.bound_L, first.binding
     is_whole = first.keeps_groups_whole
-    if len(problem.counted_loads) > 1:
-        return compute_window_bounds(problem.loads_WLE, problem.sizes, problem.num_counted, within_nodes=is_whole)
     are_covered = bool(problem.domains)
     return compute_bounds(
-        problem.mean_loads, problem.sizes, within_nodes=is_whole, are_covered=are_covered, split=problem.split
+        problem.loads_LE, problem.sizes, within_nodes=is_whole, are_covered=are_covered, split=problem.split
     )
 
 
@@ -177,7 +161,7 @@ def _search_further(problem: Problem, first: _FreshMap, bound_L: Floats) -> Ints
         num_kicks=0 if is_large or problem.effort == "fast" else kicks,
         prices_LEG=prices_within_nodes(problem, first.slots_LGS) if first.within_nodes else None,
     )
-    return search_windows(problem, first.slots_LGS, search)
+    return search_from(problem, first.slots_LGS, search)
 
 
 def _explain_split_groups(front: Sequence[FrontPoint], chosen: FrontPoint) -> str:
@@ -211,7 +195,7 @@ def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effor
     num_starts = len(SHIFTS) if num_pairs <= EP72_PAIRS else 2 if num_kicks else 1
     if effort == "fast":
         target_L, num_kicks, num_starts = np.maximum(target_L, eplb_L * (1 - BETTER_THAN_EPLB)), 0, 1
-    found = native.improve(loads_LE[:, None], start_LGS, Search(target_L))
+    found = native.improve(loads_LE, start_LGS, Search(target_L))
     for shift in SHIFTS[1:num_starts]:
         _retry_layers(loads_LE, sizes, *found, Search(target_L), shift)
     kicks_left = num_kicks * num_layers
@@ -238,7 +222,7 @@ def _retry_layers(
         loads_KE = loads_LE[open_K]
         start_KGS = slots_LGS[open_K] if shift is None else native.pack(loads_KE, sizes, shift=shift)[0]
         again = replace(search, target_L=search.target_L[open_K])
-        tried_KGS, tried_K = native.improve(loads_KE[:, None], start_KGS, again)
+        tried_KGS, tried_K = native.improve(loads_KE, start_KGS, again)
         is_better_K = tried_K < fullest_L[open_K]
         slots_LGS[open_K[is_better_K]], fullest_L[open_K[is_better_K]] = tried_KGS[is_better_K], tried_K[is_better_K]
 

@@ -17,10 +17,10 @@ from planner.expert_map.weigh import Floats, Ints, as_rows, as_slots
 Rows = Sequence[Sequence[int]]  # [L][N]
 
 
-def order_by_load(loads_WLE: Floats, num_groups: int, previous: Rows | None) -> Ints:
-    """Return each layer's experts in the order of their new numbers, `[L, E]`: hottest first by the windows' mean."""
-    _, num_layers, num_experts = loads_WLE.shape
-    keys = [-loads_WLE.mean(axis=0), *-loads_WLE]
+def order_by_load(loads_LE: Floats, num_groups: int, previous: Rows | None) -> Ints:
+    """Return each layer's experts in the order of their new numbers, `[L, E]`: hottest first."""
+    num_layers, num_experts = loads_LE.shape
+    keys = [-loads_LE]
     if previous is not None:
         keys.append(_first_slots(previous, num_experts))
     keys_KLGE = np.stack(keys).reshape(len(keys), num_layers, num_groups, -1)

@@ -12,8 +12,6 @@ The order of slots inside a GPU does not count, because it moves no weights.
 """
 
 from dataclasses import replace
-from itertools import combinations
-from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +28,8 @@ from planner.expert_map.weigh import Floats, Ints, as_rows
 Flags = NDArray[np.bool_]
 ROUNDING = 1e-9  # our loads are rounded down to whole numbers, EPLB's are not
 KICKS = 600  # assumed: chosen to meet the benchmark's goals for moves and time; with 300, 1 layer in 150 missed them
-FEW_SETS = 10  # assumed: if there are at most so many sets of windows, all are tried
 AWAY_PRICE = 2  # of an expert away from its group's node
-KICKS_IF_SLOW = 40  # with several windows, failure domains or another split rule, because kicks then take longer
+KICKS_IF_SLOW = 40  # with failure domains or another split rule, because kicks then take longer
 
 
 def renew(
@@ -48,15 +45,15 @@ def renew(
 
     For each layer the first acceptable map is taken: the previous map, a map near it, or the fresh map with its GPUs
     renumbered; else the fresh map. A layer is acceptable if its max over mean is at most `1 + keep_within` times the
-    fresh map's. With one window, it need only be as even as the published EPLB's map (for an equal split without
-    failure domains), which costs fewer moves. A layer is not acceptable if an expert lacks its second failure domain,
-    or a group that must stay whole is split.
+    fresh map's. It need only be as even as the published EPLB's map (for an equal split without failure domains),
+    which costs fewer moves. A layer is not acceptable if an expert lacks its second failure domain, or a group that
+    must stay whole is split.
 
     With `within_nodes` experts stay on their nodes, and leave them only if nothing else helps.
     """
-    sizes, loads_LE = problem.sizes, problem.mean_loads
+    sizes, loads_LE = problem.sizes, problem.loads_LE
     target_L = problem.ratio(fresh_LGS)
-    if len(problem.counted_loads) == 1 and not problem.gpus_hold_all_experts:
+    if not problem.gpus_hold_all_experts:
         eplb_L = compute_eplb_peaks(loads_LE, sizes, within_nodes=within_nodes)
         target_L = np.maximum(target_L, eplb_L / np.where(problem.mean_gpu_load > 0, problem.mean_gpu_load, 1.0))
     target_L = target_L * (1 + ROUNDING) * (1 + keep_within)
@@ -103,7 +100,7 @@ def keep_or_replace(
 def _meets_constraints(problem: Problem, slots_LGS: Ints, keeps_groups_whole: bool) -> Flags:
     """Return whether each layer's map meets the constraints, `[L]`: experts in two failure domains, whole groups."""
     is_covered_L = [not problem.domains or not count_uncovered([row], problem.domains) for row in as_rows(slots_LGS)]
-    is_whole_L = not keeps_groups_whole or _groups_are_whole(slots_LGS, problem.sizes, problem.mean_loads.shape[1])
+    is_whole_L = not keeps_groups_whole or _groups_are_whole(slots_LGS, problem.sizes, problem.loads_LE.shape[1])
     return np.array(is_covered_L) & is_whole_L
 
 
@@ -122,7 +119,7 @@ def _search_near(problem: Problem, start_LGS: Ints, target_L: Floats, may_split:
     may_spill = may_split and problem.is_plain
     prices_LEG = 1 - _find_holders(problem, start_LGS).astype(np.uint8)
     if may_spill:
-        homes_LE = find_home_nodes(problem.mean_loads, start_LGS, problem.sizes)
+        homes_LE = find_home_nodes(problem.loads_LE, start_LGS, problem.sizes)
         nodes_G = np.arange(problem.sizes.num_gpus) // (problem.sizes.num_gpus // problem.sizes.num_nodes)
         prices_LEG[(homes_LE[..., None] != nodes_G) & (prices_LEG > 0)] = AWAY_PRICE
     elif within_nodes:
@@ -133,46 +130,18 @@ def _search_near(problem: Problem, start_LGS: Ints, target_L: Floats, may_split:
         prices_LEG=prices_LEG,
         may_reseat=problem.is_plain and not within_nodes,
     )
-    return search_windows(problem, start_LGS, search)
+    return search_from(problem, start_LGS, search)
 
 
-def search_windows(problem: Problem, start_LGS: Ints, search: Search) -> Ints:
-    """Return for each layer a map that is no worse than the start in the windows that count, slots `[L, G, S]`.
-
-    With a quantile below 1 only some windows must be even. The windows in which the start is most even are tried first,
-    then other sets of windows. The best map is kept.
-    """
+def search_from(problem: Problem, start_LGS: Ints, search: Search) -> Ints:
+    """Return for each layer a map that is no worse than the start, slots `[L, G, S]`."""
     search = replace(search, num_nodes=problem.sizes.num_nodes, split=problem.split, domains=problem.domains)
-    loads_LWE = problem.counted_loads.swapaxes(0, 1)
-    if problem.num_counted == loads_LWE.shape[1]:
-        return native.improve(loads_LWE, start_LGS, search)[0]
-    best_LGS, best_L = start_LGS, problem.ratio(start_LGS)
-    rising_LW = problem.ratios(start_LGS, problem.counted_loads).argsort(axis=0, kind="stable").T
-    for chosen_LK in (rising_LW[:, : problem.num_counted], *_window_sets(loads_LWE, problem.num_counted)):
-        slots_LGS, _ = native.improve(np.take_along_axis(loads_LWE, chosen_LK[..., None], axis=1), start_LGS, search)
-        reached_L = problem.ratio(slots_LGS)
-        best_LGS = np.where((reached_L < best_L)[:, None, None], slots_LGS, best_LGS)
-        best_L = np.minimum(reached_L, best_L)
-        if (best_L * problem.mean_gpu_load <= search.target_L).all():
-            break
-    return best_LGS
-
-
-def _window_sets(loads_LWE: Floats, num_counted: int) -> list[Ints]:
-    """Return sets of `num_counted` windows to try, `[L, num_counted]` each.
-
-    If there are few possible sets, all are returned. Otherwise each window makes a set with the windows most like it.
-    """
-    num_layers, num_windows, _ = loads_LWE.shape
-    if comb(num_windows, num_counted) <= FEW_SETS:
-        return [np.tile(each, (num_layers, 1)) for each in combinations(range(num_windows), num_counted)]
-    distances = [np.abs(loads_LWE - loads_LWE[:, [each]]).sum(axis=2) for each in range(num_windows)]
-    return [np.sort(each.argsort(axis=1, kind="stable")[:, :num_counted], axis=1) for each in distances]
+    return native.improve(problem.loads_LE, start_LGS, search)[0]
 
 
 def _find_holders(problem: Problem, slots_LGS: Ints) -> Flags:
     """Return whether each expert has a slot on each GPU, `[L, E, G]`."""
-    held_LEG = np.zeros((len(slots_LGS), problem.mean_loads.shape[1], problem.sizes.num_gpus), np.bool_)
+    held_LEG = np.zeros((len(slots_LGS), problem.loads_LE.shape[1], problem.sizes.num_gpus), np.bool_)
     layers, gpus = np.ogrid[: len(slots_LGS), : problem.sizes.num_gpus]
     held_LEG[layers[..., None], slots_LGS, gpus[..., None]] = True
     return held_LEG

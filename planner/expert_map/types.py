@@ -55,16 +55,6 @@ class FrontPoint:
 
 
 @dataclass(frozen=True)
-class WindowsOutcome:
-    """The balance of a map in each of several windows of load, `[windows][layers]`."""
-
-    quantile: float | None  # over windows, of the max over mean that the map lowers; None: the map is for their mean
-    max_over_mean: tuple[tuple[float, ...], ...]
-    bound: tuple[tuple[float, ...], ...]
-    of_mean_map: tuple[float, ...] | None = None  # [layers]: the quantile that the map for the mean would have
-
-
-@dataclass(frozen=True)
 class ExpertMap:
     """The logical expert in each slot of a unit, and how evenly the map loads the unit's GPUs.
 
@@ -87,7 +77,6 @@ class ExpertMap:
     moved_slots: int | None = None  # slots that differ from the previous map; None if there is none
     front: tuple[FrontPoint, ...] = ()  # the maps that `auto` could choose from, if groups can stay on nodes (`front`)
     dispatch: FrontPoint | None = None  # this map's point of the front; None if there is no front
-    windows: WindowsOutcome | None = None  # balance in each window; None for a single window
 
     @property
     def logical_to_physical(self) -> list[list[list[int]]]:

@@ -4,7 +4,7 @@ Token counts become whole numbers below 2^44 a layer, kept in float64. Sums and 
 order; a quotient of two is rounded the same way everywhere (IEEE 754).
 
 Shapes, here and in the modules that work on all layers at once: L layers, E logical experts, N slots, G GPUs, S slots
-of one GPU, M nodes, P groups, W windows of load; N = G x S.
+of one GPU, M nodes, P groups; N = G x S.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from statistics import fmean
 
-from planner.expert_map.types import WindowsOutcome
 from planner.experts.experts import ExpertsAnswer, ExpertsJob
 from planner.facts.digest import digest_of
 from planner.plan.estimated import one_more_slot
@@ -24,7 +23,6 @@ class Answer(Slots, PolicyChoice):
     replica_count: list[list[int]]
     one_more_slot: OneMoreSlot | None
     moved_slots: int | None  # slots that differ from the previous map; None if there is none
-    windows: WindowsOutcome | None
 
 
 def make_answer(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
@@ -39,7 +37,6 @@ def make_answer(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
             "logical_to_physical": slots,
             "replica_count": [[len(replicas) for replicas in layer] for layer in slots],
             "moved_slots": expert_map.moved_slots,
-            "windows": expert_map.windows,
             "one_more_slot": one_more_slot(found.one_more_slot, job.sizes.slots_per_gpu, None),
         }
     )
@@ -57,28 +54,11 @@ def answer_text(answer: Answer) -> str:
         f"  max/mean load   {fmean(reached):.4f} mean, {reached[worst]:.4f} worst (layer {worst})",
         f"  proven bound    {fmean(bound):.4f} mean, {bound[worst]:.4f} there",
         f"  bound by        {bound_by} (layers)",
-        *_windows_lines(answer.windows),
         *_front_lines(answer),
         *_one_more_lines(answer.one_more_slot),
         *_moves_lines(answer),
     ]
     return "\n".join(lines)
-
-
-def _windows_lines(windows: WindowsOutcome | None) -> Iterator[str]:
-    """Yield how the load windows are combined, and the map's balance in each window."""
-    if windows is None:
-        return
-    yield "  max/mean is of  " + ("the mean of windows" if windows.quantile is None else _quantile(windows.quantile))
-    if windows.of_mean_map:
-        yield f"  instead of      {fmean(windows.of_mean_map):.4f} mean, of the map for the mean of windows"
-    for number, (reached, bound) in enumerate(zip(windows.max_over_mean, windows.bound, strict=True)):
-        figures = f"{fmean(reached):.4f} mean, {max(reached):.4f} worst, bound {fmean(bound):.4f}"
-        yield f"  window {number:<8} max/mean {figures}"
-
-
-def _quantile(quantile: float) -> str:
-    return "the worst window" if quantile == 1 else f"the {quantile:g} quantile of windows"
 
 
 def _front_lines(answer: Answer) -> Iterator[str]:

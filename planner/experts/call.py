@@ -4,7 +4,6 @@ A rule is checked only if the sizes that it reads are valid. `experts.py` reads 
 """
 
 import argparse
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,10 +12,9 @@ from typing import get_args
 from planner.expert_map import Effort, Policy, Sizes
 from planner.facts.map_files import NUMBERED_BY_MODEL, Engine, missing_output
 from planner.problems.finding import Finding
-from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
+from planner.problems.fix import Fix, nearest, nearest_of
 from planner.spec.phase import MAX_EP_SIZE, MAX_REDUNDANT
 
-QUANTILE = "quantile="
 COUNTS = ("gpus", "nodes", "groups", "slots_per_gpu")
 
 
@@ -24,16 +22,14 @@ COUNTS = ("gpus", "nodes", "groups", "slots_per_gpu")
 class ExpertsCall:
     """The command's arguments as given."""
 
-    loads: tuple[Path, ...]
+    loads: Path
     gpus: int
     nodes: int
     slots_per_gpu: int | None = None
     groups: int = 1
     policy: Policy = "auto"
     effort: Effort = "refined"
-    balance: str = "mean"
     previous: Path | None = None
-    keep_within: float = 0.0
     export: Engine | None = None
     first_layer: int | None = None  # None: as the files record it
     output: Path | None = None
@@ -51,22 +47,10 @@ class ExpertsCall:
             num_groups=self.groups,
         )
 
-    @property
-    def quantile(self) -> float | None:
-        """The quantile over load windows that `balance` names; None for their mean, NaN if `balance` is invalid."""
-        if self.balance == "mean":
-            return None
-        if self.balance == "worst":
-            return 1.0
-        try:
-            return float(self.balance.removeprefix(QUANTILE)) if self.balance.startswith(QUANTILE) else math.nan
-        except ValueError:
-            return math.nan
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add LOADS and the options that only this command has."""
-    _add_loads(parser)
+    parser.add_argument("loads", type=Path, metavar="LOADS", help="token counts [layers][experts], as .npy or JSON")
     _add_sizes(parser)
     _add_goals(parser)
     _add_previous(parser)
@@ -76,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def read_call(arguments: argparse.Namespace) -> ExpertsCall:
     """Return the parsed call, valid or not."""
     given = {each.name: getattr(arguments, each.name) for each in fields(ExpertsCall)}
-    return ExpertsCall(**given | {"loads": tuple(arguments.loads)})
+    return ExpertsCall(**given)
 
 
 def wrong_arguments(
@@ -94,9 +78,9 @@ def wrong_arguments(
         yield from _uneven_nodes(call)
     if num_experts is not None:
         yield from _wrong_slots_and_groups(call, num_experts, wrong)
-    yield from _wrong_options(call)
+    if call.export is not None and call.output is None:
+        yield missing_output(call.export, "the answer", "map.json")
     yield from _wrong_first_layer(call, first_layer, drops_rows=drops_rows)
-    yield from _wrong_balance(call)
 
 
 def _less_than_one(call: ExpertsCall) -> Iterator[Finding]:
@@ -125,21 +109,6 @@ def _wrong_slots_and_groups(call: ExpertsCall, num_experts: int, wrong: set[str]
         yield from _uneven_groups(call, num_experts)
 
 
-def _wrong_options(call: ExpertsCall) -> Iterator[Finding]:
-    """Yield the mistakes in --export and --keep-within."""
-    if call.export is not None and call.output is None:
-        yield missing_output(call.export, "the answer", "map.json")
-    if not 0 <= call.keep_within < math.inf:
-        rule, reason = (
-            "S808 must be a number, at least 0",
-            "a layer keeps its previous map if a new one is better balanced by at most this share",
-        )
-        yield Finding("--keep-within", str(call.keep_within), rule, reason, nearest(0))
-    elif call.keep_within and call.previous is None:
-        rule, reason = "S820 has no effect without --previous", "there is no earlier map to keep"
-        yield Finding("--keep-within", call.keep_within, rule, reason, _offer_removal("--keep-within"))
-
-
 def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: bool) -> Iterator[Finding]:
     """Yield the mistake in --first-layer. `recorded` is the first layer in LOADS that has load."""
     if call.first_layer is None:
@@ -158,21 +127,6 @@ def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: b
         rule = f"S820 has no effect without --export {' or '.join(NUMBERED_BY_MODEL)}, or --previous"
         reason = "no row has the number of a layer then"
         yield Finding("--first-layer", call.first_layer, rule, reason, _offer_removal("--first-layer"))
-
-
-def _wrong_balance(call: ExpertsCall) -> Iterator[Finding]:
-    """Yield the mistake in --balance, which combines the loads of several windows."""
-    if call.quantile is None:
-        return
-    if len(call.loads) == 1:
-        rule, reason = "S820 has no effect without several LOADS", "with one window, mean and worst are the same"
-        yield Finding("--balance", call.balance, rule, reason, _offer_removal("--balance"))
-        return
-    if not 0 < call.quantile <= 1:
-        rule = f"S825 must be mean, worst or {QUANTILE}Q with Q above 0 and at most 1"
-        yield Finding(
-            "--balance", call.balance, rule, "it says how several windows are combined", _offer_quantile(call.quantile)
-        )
 
 
 def _uneven_nodes(call: ExpertsCall) -> Iterator[Finding]:
@@ -230,29 +184,6 @@ def _offer_removal(option: str) -> Fix:
     return Fix(f"leave {option} out", ({option: None},))
 
 
-def _offer_quantile(quantile: float) -> Fix:
-    """Offer the quantile that a percentage means, such as 0.9 for 90; for any other number, an example."""
-    meant = f"{QUANTILE}{quantile / 100:g}"
-    is_percentage = 1 < quantile <= 100
-    return Fix(f"did you mean {meant}?", ({HERE: meant},)) if is_percentage else for_example("--balance worst")
-
-
-def _add_loads(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "loads",
-        nargs="+",
-        type=Path,
-        metavar="LOADS",
-        help="token counts [layers][experts], as .npy or JSON; one file for each time window",
-    )
-    parser.add_argument(
-        "--balance",
-        default="mean",
-        metavar="mean|worst|quantile=Q",
-        help="what to balance over several LOADS: their mean, the worst, or a quantile of max/mean; default: mean",
-    )
-
-
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus", type=int, required=True, metavar="N", help="number of GPUs to spread the experts over"
@@ -291,13 +222,6 @@ def _add_previous(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="MAP",
         help="the map now in service (our JSON, or SGLang's file): change few of its slots",
-    )
-    parser.add_argument(
-        "--keep-within",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="keep a layer's previous map if a new one is better balanced by at most this share; default: 0",
     )
 
 

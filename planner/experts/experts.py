@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.expert_map import ExpertMap, Sizes, balance_windows, is_limited_by_slots
+from planner.expert_map import ExpertMap, Sizes, balance, is_limited_by_slots
 from planner.experts.call import ExpertsCall, wrong_arguments
 from planner.facts.loads import LoadFile, Loads, moe_rows, read_loads, row_without_load
 from planner.facts.map_files import Map, MapFile, read_map
@@ -28,14 +28,14 @@ class ExpertsJob:
     """A valid call, with the contents of its files."""
 
     call: ExpertsCall
-    windows: tuple[Loads, ...]
+    loads: Loads
     first_layer: int  # the model's number of the first MoE layer
     previous: Map | None
 
     @property
     def num_experts(self) -> int:
         """Return the number of logical experts of a layer."""
-        return len(self.windows[0][0])
+        return len(self.loads[0])
 
     @property
     def sizes(self) -> Sizes:
@@ -53,7 +53,7 @@ class ExpertsAnswer:
 
 def check_call(call: ExpertsCall) -> ExpertsJob:
     """Return the job that `call` and its files describe. Raises CallError with all mistakes in them."""
-    measured = _read_all(call)
+    measured = _read_loads(call)
     found = read_map(call.previous) if call.previous else None
     findings = [finding.at(PROGRAM) for finding in _wrong_arguments(call, measured)]
     if isinstance(measured, Finding):
@@ -66,14 +66,16 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
     if findings or isinstance(measured, Finding) or isinstance(previous, Finding):
         raise CallError(findings)
     first_layer = _first_layer(call, measured, found)
-    return ExpertsJob(call, measured.windows, first_layer, previous.rows if previous else None)
+    return ExpertsJob(call, measured.loads, first_layer, previous.rows if previous else None)
 
 
 def make_map(job: ExpertsJob) -> ExpertMap:
     """Return the balanced expert map for `job`."""
-    call = job.call
-    options = (call.effort, call.policy, call.quantile, job.previous, call.keep_within)
-    return balance_windows(job.windows, job.sizes, *options)
+    call, sizes = job.call, job.sizes
+    options = {"num_nodes": call.nodes, "num_groups": call.groups}
+    return balance(
+        job.loads, sizes.num_slots, call.gpus, call.effort, policy=call.policy, previous=job.previous, **options
+    )
 
 
 def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
@@ -90,38 +92,25 @@ def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
 
 @dataclass(frozen=True)
 class _MeasuredLoads:
-    """The loads of the MoE layers in each file, and the number of the first MoE layer if a file records it."""
+    """The loads of the MoE layers in LOADS, and the number of the first MoE layer if the file records it."""
 
-    windows: tuple[Loads, ...]
+    loads: Loads
     first_layer: int | None
     drops_rows: bool  # whether rows of dense layers were dropped, as only --first-layer tells
 
 
-def _read_all(call: ExpertsCall) -> _MeasuredLoads | Finding:
-    """Return the loads in all files, one window each, or the mistake in the first wrong file."""
-    windows: list[Loads] = []
-    first_layers: list[int] = []
-    num_rows = 0
-    for path in call.loads:
-        measured = read_loads(path, str(path), option=LOADS)
-        if isinstance(measured, Finding):
-            return measured.at(str(path))
-        loads, num_rows = _select_moe_rows(call.first_layer, measured), len(measured.rows)
-        windows.append(loads)
-        if measured.first_layer is not None:
-            first_layers.append(measured.first_layer)
-        shape = (len(windows[0]), len(windows[0][0]))
-        if (len(loads), len(loads[0])) != shape:
-            rule = f"S824 must have shape [{shape[0]}][{shape[1]}] (layers, experts), as the first window"
-            reason, fix = f"it has [{len(loads)}][{len(loads[0])}]", "give windows that were recorded on one model"
-            return Finding(LOADS, str(path), rule, reason, fix).at(str(path))
-    num_dense = 0 if first_layers else call.first_layer or 0
-    drops_rows = 0 < num_dense < len(windows[0]) and not any(any(row) for loads in windows for row in loads[:num_dense])
-    of_moe = tuple(loads[num_dense if drops_rows else 0 :] for loads in windows)
-    for path, loads in zip(call.loads, of_moe, strict=True):
-        if (row := row_without_load(loads)) is not None:
-            return _not_recorded(path, row + num_rows - len(loads), loads).at(str(path))
-    return _MeasuredLoads(of_moe, first_layers[0] if first_layers else None, drops_rows=drops_rows)
+def _read_loads(call: ExpertsCall) -> _MeasuredLoads | Finding:
+    """Return the loads in the file, or the mistake in it."""
+    measured = read_loads(call.loads, str(call.loads), option=LOADS)
+    if isinstance(measured, Finding):
+        return measured.at(str(call.loads))
+    loads = _select_moe_rows(call.first_layer, measured)
+    num_dense = 0 if measured.first_layer is not None else call.first_layer or 0
+    drops_rows = 0 < num_dense < len(loads) and not any(map(any, loads[:num_dense]))
+    of_moe = loads[num_dense if drops_rows else 0 :]
+    if (row := row_without_load(of_moe)) is not None:
+        return _not_recorded(call.loads, row + len(measured.rows) - len(of_moe), of_moe).at(str(call.loads))
+    return _MeasuredLoads(of_moe, measured.first_layer, drops_rows=drops_rows)
 
 
 def _select_moe_rows(first_layer: int | None, measured: LoadFile) -> Loads:
@@ -145,7 +134,7 @@ def _wrong_arguments(call: ExpertsCall, measured: _MeasuredLoads | Finding) -> I
     """Yield the mistakes in `call`. Mistakes that depend on LOADS are found only if LOADS are readable."""
     if isinstance(measured, Finding):  # then nobody knows whether --first-layer drops rows
         return wrong_arguments(call, None, drops_rows=True)
-    num_experts = len(measured.windows[0][0])
+    num_experts = len(measured.loads[0])
     return wrong_arguments(call, num_experts, measured.first_layer, drops_rows=measured.drops_rows)
 
 
@@ -155,12 +144,12 @@ def _first_layer(call: ExpertsCall, measured: _MeasuredLoads, previous: MapFile 
         return call.first_layer
     if measured.first_layer is not None:
         return measured.first_layer
-    return previous.num_dense_layers(len(measured.windows[0])) if isinstance(previous, MapFile) else 0
+    return previous.num_dense_layers(len(measured.loads)) if isinstance(previous, MapFile) else 0
 
 
 def _fit_previous(previous: MapFile, measured: _MeasuredLoads, call: ExpertsCall) -> MapFile | Finding:
     """Return the MoE layers of the previous map, or the finding that it does not fit these loads and sizes."""
-    num_layers, num_experts = len(measured.windows[0]), len(measured.windows[0][0])
+    num_layers, num_experts = len(measured.loads), len(measured.loads[0])
     num_slots = call.gpus * call.num_slots_per_gpu(num_experts)
     num_dense = previous.num_dense_layers(num_layers)
     rows = previous.rows[num_dense:] if num_dense == _first_layer(call, measured, previous) else previous.rows

@@ -94,20 +94,19 @@ class Search:
     may_reseat: bool = False  # whether one step may change a slot on each of several GPUs (`seats.h`)
 
 
-def improve(loads_LWE: Floats, start_LGS: Ints, search: Search) -> tuple[Ints, Floats]:
+def improve(loads_LE: Floats, start_LGS: Ints, search: Search) -> tuple[Ints, Floats]:
     """Return the maps that a search from `start_LGS` finds, slots `[L, G, S]`, and the fullest GPUs' loads, `[L]`.
 
-    Of several windows, the load is that of the worst window. A layer stays as it is if not every expert of the layer
-    can be in two failure domains.
+    A layer stays as it is if not every expert of the layer can be in two failure domains.
     """
-    num_layers, num_windows, num_experts = loads_LWE.shape
+    num_layers, num_experts = loads_LE.shape
     slots_LGS, fullest_L = np.zeros(start_LGS.shape, np.int64), np.zeros(num_layers)
     prices_LEG = None if search.prices_LEG is None else np.ascontiguousarray(search.prices_LEG)
     _call(
         "improve",
-        *(num_layers, num_experts, *start_LGS.shape[1:], num_windows, search.num_nodes, SPLITS[search.split]),
+        *(num_layers, num_experts, *start_LGS.shape[1:], search.num_nodes, SPLITS[search.split]),
         *(len(search.domains), search.num_kicks, search.turn, int(search.may_reseat)),
-        *(_floats(loads_LWE), _ints(start_LGS), prices_LEG, _ints(search.domains or [[]])),
+        *(_floats(loads_LE), _ints(start_LGS), prices_LEG, _ints(search.domains or [[]])),
         *(_floats(search.target_L), slots_LGS, fullest_L),
     )
     return slots_LGS, fullest_L

@@ -29,7 +29,7 @@
 // groups and coverage. Source of FIRST_ON_NODE: github.com/sgl-project/sglang, release 0.5.23,
 // python/sglang/srt/eplb/expert_location.py, _find_nearest_expert.
 //
-// Shapes: E experts, G GPUs of S slots each, W windows of load, M nodes.
+// Shapes: E experts, G GPUs of S slots each, M nodes.
 
 #include <math.h>
 #include <stdint.h>
@@ -42,15 +42,15 @@ enum { NONE = -1 };
 enum { EQUAL, LOCAL_FIRST, FIRST_ON_NODE };  // split rules
 
 typedef struct {
-    int E, G, S, W, M, split;
-    const double *loads;         // [W][E]
-    double *weights;             // [W][E] load of each replica, under `EQUAL`
-    double *next_weights;        // [W][E] the same if the expert had one more replica
-    double *slot_weights;        // [W][G][S] load of the replica in each slot, under `EQUAL`
-    int *by_weight;              // [W][E] experts, lightest first; valid if `is_sorted`
-    double *sorted_weights;      // [W][E] their weights, in that order
+    int E, G, S, M, split;
+    const double *loads;         // [E]
+    double *weights;             // [E] load of each replica, under `EQUAL`
+    double *next_weights;        // [E] the same if the expert had one more replica
+    double *slot_weights;        // [G][S] load of the replica in each slot, under `EQUAL`
+    int *by_weight;              // [E] experts, lightest first; valid if `is_sorted`
+    double *sorted_weights;      // [E] their weights, in that order
     int is_sorted;
-    double *gpu_loads;           // [W][G]
+    double *gpu_loads;           // [G]
     int *counts;                 // [E] replicas
     int64_t *slots;              // [G][S] expert in each slot
     int *replica_gpus;           // [G S][E] GPUs of each expert's replicas, in the first `counts` rows
@@ -98,16 +98,16 @@ static void argsort(const double *numbers, int size, int *order)
     free(merged);
 }
 
-static Layer make_layer(int E, int G, int S, int W, int M, int split)
+static Layer make_layer(int E, int G, int S, int M, int split)
 {
     size_t experts = E, gpus = G;
-    Layer layer = {.E = E, .G = G, .S = S, .W = W, .M = M, .split = split};
-    layer.weights = zeros(W * experts, sizeof(double));
-    layer.next_weights = zeros(W * experts, sizeof(double));
-    layer.slot_weights = zeros(W * gpus * S, sizeof(double));
-    layer.by_weight = zeros(W * experts, sizeof(int));
-    layer.sorted_weights = zeros(W * experts, sizeof(double));
-    layer.gpu_loads = zeros(W * gpus, sizeof(double));
+    Layer layer = {.E = E, .G = G, .S = S, .M = M, .split = split};
+    layer.weights = zeros(experts, sizeof(double));
+    layer.next_weights = zeros(experts, sizeof(double));
+    layer.slot_weights = zeros(gpus * S, sizeof(double));
+    layer.by_weight = zeros(experts, sizeof(int));
+    layer.sorted_weights = zeros(experts, sizeof(double));
+    layer.gpu_loads = zeros(gpus, sizeof(double));
     layer.counts = zeros(experts, sizeof(int));
     layer.slots = zeros(gpus * S, sizeof(int64_t));
     layer.replica_gpus = zeros(experts * gpus * S, sizeof(int));
@@ -127,9 +127,9 @@ static void free_layer(Layer *layer)
 
 // Returns the load of the expert's replica on a GPU after one of its replicas moves from GPU `from` to GPU `to`. With
 // `from` NONE a replica is added; with `to` NONE one is removed; with both NONE nothing moves.
-static double replica_load(const Layer *layer, int window, int expert, int gpu, int from, int to)
+static double replica_load(const Layer *layer, int expert, int gpu, int from, int to)
 {
-    double load = layer->loads[window * layer->E + expert];
+    double load = layer->loads[expert];
     int count = layer->counts[expert] + (to != NONE) - (from != NONE);
     if (layer->split == EQUAL) return round_down(load / count);
     int per_node = layer->G / layer->M, node = gpu / per_node;
@@ -154,13 +154,11 @@ static double replica_load(const Layer *layer, int window, int expert, int gpu, 
 // Adds `sign` times the load of each of the expert's replicas to its GPU.
 static void add_loads(Layer *layer, int expert, double sign)
 {
-    for (int window = 0; window < layer->W; window++)
-        for (int replica = 0; replica < layer->counts[expert]; replica++) {
-            int gpu = *replica_gpu(layer, expert, replica);
-            double load = layer->split == EQUAL ? layer->weights[window * layer->E + expert]
-                                                : replica_load(layer, window, expert, gpu, NONE, NONE);
-            layer->gpu_loads[window * layer->G + gpu] += sign * load;
-        }
+    for (int replica = 0; replica < layer->counts[expert]; replica++) {
+        int gpu = *replica_gpu(layer, expert, replica);
+        double load = layer->split == EQUAL ? layer->weights[expert] : replica_load(layer, expert, gpu, NONE, NONE);
+        layer->gpu_loads[gpu] += sign * load;
+    }
 }
 
 // Returns the index of the first number >= `least` in rising numbers.
@@ -178,19 +176,18 @@ static int lower_bound(const double *numbers, int size, double least)
 // Sorts the experts by weight, once after `load_map`: few searches get to where they need it.
 static void sort_by_weight(Layer *layer)
 {
-    for (int first = 0; first < layer->W * layer->E && !layer->is_sorted; first += layer->E) {
-        argsort(layer->weights + first, layer->E, layer->by_weight + first);
-        for (int place = first; place < first + layer->E; place++)
-            layer->sorted_weights[place] = layer->weights[first + layer->by_weight[place]];
-    }
+    if (layer->is_sorted) return;
+    argsort(layer->weights, layer->E, layer->by_weight);
+    for (int place = 0; place < layer->E; place++)
+        layer->sorted_weights[place] = layer->weights[layer->by_weight[place]];
     layer->is_sorted = 1;
 }
 
 // Restores the order by weight after an expert's weight changed from `before`.
-static void resort_expert(Layer *layer, int window, int expert, double before)
+static void resort_expert(Layer *layer, int expert, double before)
 {
-    double *weights = layer->sorted_weights + window * layer->E, now = layer->weights[window * layer->E + expert];
-    int *by_weight = layer->by_weight + window * layer->E, place = lower_bound(weights, layer->E, before);
+    double *weights = layer->sorted_weights, now = layer->weights[expert];
+    int *by_weight = layer->by_weight, place = lower_bound(weights, layer->E, before);
     while (by_weight[place] != expert) place++;
     for (; place > 0 && weights[place - 1] > now; place--) {
         weights[place] = weights[place - 1];
@@ -207,13 +204,10 @@ static void resort_expert(Layer *layer, int window, int expert, double before)
 // Computes the weight of the expert's replicas, and their weight with one more replica.
 static void weigh(Layer *layer, int expert)
 {
-    for (int window = 0; window < layer->W; window++) {
-        int place = window * layer->E + expert;
-        double before = layer->weights[place];
-        layer->weights[place] = round_down(layer->loads[place] / layer->counts[expert]);
-        layer->next_weights[place] = round_down(layer->loads[place] / (layer->counts[expert] + 1));
-        if (layer->is_sorted) resort_expert(layer, window, expert, before);
-    }
+    double before = layer->weights[expert];
+    layer->weights[expert] = round_down(layer->loads[expert] / layer->counts[expert]);
+    layer->next_weights[expert] = round_down(layer->loads[expert] / (layer->counts[expert] + 1));
+    if (layer->is_sorted) resort_expert(layer, expert, before);
 }
 
 // Copies the expert's weight to the slots that hold it.
@@ -221,8 +215,7 @@ static void weigh_slots(Layer *layer, int expert)
 {
     for (int replica = 0; replica < layer->counts[expert]; replica++)
         for (int slot = 0, place = *replica_gpu(layer, expert, replica) * layer->S; slot < layer->S; slot++, place++)
-            for (int window = 0; window < layer->W && layer->slots[place] == expert; window++)
-                layer->slot_weights[window * layer->G * layer->S + place] = layer->weights[window * layer->E + expert];
+            if (layer->slots[place] == expert) layer->slot_weights[place] = layer->weights[expert];
 }
 
 static void add_replica(Layer *layer, int expert, int gpu)
@@ -250,7 +243,7 @@ static void load_map(Layer *layer, const int64_t *slots)
     memset(layer->counts, 0, layer->E * sizeof(int));
     memset(layer->num_nodes_with, 0, layer->E * sizeof(int));
     memset(layer->num_on_node, 0, (size_t)layer->E * layer->M * sizeof(int));
-    memset(layer->gpu_loads, 0, (size_t)layer->W * layer->G * sizeof(double));
+    memset(layer->gpu_loads, 0, layer->G * sizeof(double));
     memcpy(layer->slots, slots, (size_t)layer->G * layer->S * sizeof(int64_t));
     layer->is_sorted = 0;
     for (int gpu = 0; gpu < layer->G; gpu++)
@@ -259,23 +252,21 @@ static void load_map(Layer *layer, const int64_t *slots)
         weigh(layer, expert);
         add_loads(layer, expert, 1);
     }
-    for (int window = 0; window < layer->W; window++)
-        for (int place = 0; place < layer->G * layer->S; place++)
-            layer->slot_weights[window * layer->G * layer->S + place] =
-                layer->weights[window * layer->E + layer->slots[place]];
+    for (int place = 0; place < layer->G * layer->S; place++)
+        layer->slot_weights[place] = layer->weights[layer->slots[place]];
 }
 
 // Copies the map of another layer with the same shapes and loads.
 static void copy_layer(Layer *layer, const Layer *other)
 {
-    size_t experts = layer->E, gpus = layer->G, windows = layer->W, most = gpus * layer->S;
-    memcpy(layer->weights, other->weights, windows * experts * sizeof(double));
-    memcpy(layer->next_weights, other->next_weights, windows * experts * sizeof(double));
-    memcpy(layer->slot_weights, other->slot_weights, windows * most * sizeof(double));
-    memcpy(layer->by_weight, other->by_weight, windows * experts * sizeof(int));
-    memcpy(layer->sorted_weights, other->sorted_weights, windows * experts * sizeof(double));
+    size_t experts = layer->E, gpus = layer->G, most = gpus * layer->S;
+    memcpy(layer->weights, other->weights, experts * sizeof(double));
+    memcpy(layer->next_weights, other->next_weights, experts * sizeof(double));
+    memcpy(layer->slot_weights, other->slot_weights, most * sizeof(double));
+    memcpy(layer->by_weight, other->by_weight, experts * sizeof(int));
+    memcpy(layer->sorted_weights, other->sorted_weights, experts * sizeof(double));
     layer->is_sorted = other->is_sorted;
-    memcpy(layer->gpu_loads, other->gpu_loads, windows * gpus * sizeof(double));
+    memcpy(layer->gpu_loads, other->gpu_loads, gpus * sizeof(double));
     memcpy(layer->counts, other->counts, experts * sizeof(int));
     memcpy(layer->slots, other->slots, most * sizeof(int64_t));
     memcpy(layer->is_held, other->is_held, experts * gpus);
@@ -304,15 +295,12 @@ static void swap(Layer *layer, int gpu, int slot, int other, int other_slot)
         add_loads(layer, incoming, 1);
         return;
     }
-    for (int window = 0; window < layer->W; window++) {
-        double *slot_weights = layer->slot_weights + window * layer->G * layer->S;
-        double *gpu_loads = layer->gpu_loads + window * layer->G;
-        double left = slot_weights[gpu * layer->S + slot], came = slot_weights[other * layer->S + other_slot];
-        slot_weights[gpu * layer->S + slot] = came;
-        slot_weights[other * layer->S + other_slot] = left;
-        gpu_loads[gpu] -= left - came;
-        gpu_loads[other] += left - came;
-    }
+    double *slot_weights = layer->slot_weights;
+    double left = slot_weights[gpu * layer->S + slot], came = slot_weights[other * layer->S + other_slot];
+    slot_weights[gpu * layer->S + slot] = came;
+    slot_weights[other * layer->S + other_slot] = left;
+    layer->gpu_loads[gpu] -= left - came;
+    layer->gpu_loads[other] += left - came;
 }
 
 static void hand_over(Layer *layer, int incoming, int gpu, int slot)

@@ -62,20 +62,20 @@ static void reseat_if_cheaper(Layer *best, Layer *trial, const Rules *rules, con
 
 // Improves the maps `start`, [L][G][S], and writes them to `slots`. A layer is done when its fullest GPU's load is at
 // most `target`, [L]. Writes that load to `fullest`, [L]. A layer where not every expert can be covered stays as it is.
-// `loads` is [L][W][E], `prices` [L][E][G] or NULL, `domains` [num_partitions][G]: the failure domain of each GPU.
-EXPORT void improve(int L, int E, int G, int S, int W, int M, int split, int num_partitions, int num_kicks, int turn,
+// `loads` is [L][E], `prices` [L][E][G] or NULL, `domains` [num_partitions][G]: the failure domain of each GPU.
+EXPORT void improve(int L, int E, int G, int S, int M, int split, int num_partitions, int num_kicks, int turn,
                     int may_reseat, const double *loads, const int64_t *start, const unsigned char *prices,
                     const int64_t *domains, const double *target, int64_t *slots, double *fullest)
 {
-    Layer best = make_layer(E, G, S, W, M, split), trial = make_layer(E, G, S, W, M, split);
+    Layer best = make_layer(E, G, S, M, split), trial = make_layer(E, G, S, M, split);
     Rules rules = {.domains = domains, .num_partitions = num_partitions};
     for (int index = 0; index < L; index++, start += G * S, slots += G * S) {
-        best.loads = trial.loads = loads + (size_t)index * W * E;
+        best.loads = trial.loads = loads + (size_t)index * E;
         rules.target = target[index];
         if (prices) rules.prices = prices + (size_t)index * E * G;
         load_map(&best, start);
         if (cover(&best, &rules)) {
-            if (W == 1 && !prices && num_kicks == 0) even_out(&best, &rules, 0, G);
+            if (!prices && num_kicks == 0) even_out(&best, &rules, 0, G);
             descend(&best, &rules);
             if (may_reseat) reseat_if_cheaper(&best, &trial, &rules, start);
             kick(&best, &trial, &rules, num_kicks, SEED + turn);
@@ -91,7 +91,7 @@ EXPORT void improve(int L, int E, int G, int S, int W, int M, int split, int num
 EXPORT void gpu_loads(int L, int E, int G, int S, int M, int split, const double *loads, const int64_t *slots,
                       double *gpu_loads)
 {
-    Layer layer = make_layer(E, G, S, 1, M, split);
+    Layer layer = make_layer(E, G, S, M, split);
     for (int index = 0; index < L; index++) {
         layer.loads = loads + (size_t)index * E;
         load_map(&layer, slots + (size_t)index * G * S);

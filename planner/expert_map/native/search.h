@@ -1,6 +1,6 @@
 // The search: relieve the fullest GPU step by step, then kick the map and relieve it again.
 //
-// The fullest GPU is the one with the highest load in any window. The search makes the step that gains most (steps.h).
+// The fullest GPU is the one with the highest load. The search makes the step that gains most (steps.h).
 // At the end it moves experts back where that saves copies and does no harm.
 //
 // A search without constraints looks for a hand-over only if no swap helps: a swap is found in a third of the time, and
@@ -14,21 +14,15 @@ static const uint64_t SEED = 88172645463325252u;
 // 3 % above the optimum.
 enum { MAX_TRIES = 50, LARGE_KICK_EVERY = 8, LARGE_KICK = 4, ROUNDS = 2 };
 
-// Returns the highest load of a GPU in any window, and writes that window and GPU.
-static double find_peak(const Layer *layer, int *worst, int *hot)
-{
-    int place = argmax(layer->gpu_loads, layer->W * layer->G);
-    *worst = place / layer->G;
-    *hot = place % layer->G;
-    return layer->gpu_loads[place];
-}
+// Returns the GPU with the highest load.
+static int find_fullest_gpu(const Layer *layer) { return argmax(layer->gpu_loads, layer->G); }
 
-static double peak(const Layer *layer) { return layer->gpu_loads[argmax(layer->gpu_loads, layer->W * layer->G)]; }
+static double peak(const Layer *layer) { return layer->gpu_loads[find_fullest_gpu(layer)]; }
 
 // Makes the step that gains most for the fullest GPU; returns whether one helps.
-static int relieve(Layer *layer, const Rules *rules, int worst, int hot)
+static int relieve(Layer *layer, const Rules *rules, int hot)
 {
-    Best best = {worst, hot, layer->gpu_loads[worst * layer->G + hot]};
+    Best best = {hot, layer->gpu_loads[hot]};
     sort_by_weight(layer);
     find_swap(layer, rules, &best);
     if (best.gain == 0 || !is_unconstrained(layer, rules)) find_hand_over(layer, rules, &best);
@@ -40,14 +34,13 @@ static int relieve(Layer *layer, const Rules *rules, int worst, int hot)
 static double descend(Layer *layer, const Rules *rules)
 {
     for (;;) {
-        int worst, hot;
-        double most = find_peak(layer, &worst, &hot);
-        if (most <= rules->target || !relieve(layer, rules, worst, hot)) return most;
+        int hot = find_fullest_gpu(layer);
+        double most = layer->gpu_loads[hot];
+        if (most <= rules->target || !relieve(layer, rules, hot)) return most;
     }
 }
 
-// Pairs GPUs `first` to `end` - 1, the fullest with the emptiest, and makes the best swap in each pair. It is fast, and
-// works for one window of load.
+// Pairs GPUs `first` to `end` - 1, the fullest with the emptiest, and makes the best swap in each pair. It is fast.
 static void even_out(Layer *layer, const Rules *rules, int first, int end)
 {
     int num_gpus = end - first, *by_weight = zeros(num_gpus, sizeof(int));
@@ -55,7 +48,7 @@ static void even_out(Layer *layer, const Rules *rules, int first, int end)
         argsort(layer->gpu_loads + first, num_gpus, by_weight);
         for (int rank = 0; rank < num_gpus / 2; rank++) {
             int emptier = first + by_weight[rank], fuller = first + by_weight[num_gpus - 1 - rank];
-            Best best = {0, fuller, layer->gpu_loads[fuller]};
+            Best best = {fuller, layer->gpu_loads[fuller]};
             find_swap_with(layer, rules, emptier, &best);
             if (best.gain > 0) make_step(layer, &best.step);
         }
@@ -75,9 +68,9 @@ static int draw(uint64_t *state, int below)
 // GPU, or a hand-over: to an expert of the fullest GPU if `for_fullest`, else to any expert.
 static int make_random_step(Layer *layer, const Rules *rules, uint64_t *state, int for_fullest)
 {
-    int worst = 0, hot = 0, is_hand_over = draw(state, 2), gpu = draw(state, layer->G), slot = draw(state, layer->S);
+    int hot = 0, is_hand_over = draw(state, 2), gpu = draw(state, layer->G), slot = draw(state, layer->S);
     int number = draw(state, is_hand_over && !for_fullest ? layer->E : layer->S);
-    if (!is_hand_over || for_fullest) find_peak(layer, &worst, &hot);
+    if (!is_hand_over || for_fullest) hot = find_fullest_gpu(layer);
     Step step = {hot, slot, gpu, number, expert_at(layer, gpu, is_hand_over ? slot : number)};
     if (is_hand_over) step = (Step){gpu, slot, NONE, NONE, for_fullest ? expert_at(layer, hot, number) : number};
     if (!is_allowed(layer, rules, &step) || !stays_covered(layer, rules, &step)) return 0;

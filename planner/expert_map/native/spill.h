@@ -106,7 +106,7 @@ static void even_out_nodes(Layer *layer, const Rules *rules)
         if (layer->gpu_loads[hot] > rules->target) even_out(layer, rules, first, end);
         for (;;) {
             hot = first + argmax(layer->gpu_loads + first, per_node);
-            Best best = {0, hot, layer->gpu_loads[hot]};
+            Best best = {hot, layer->gpu_loads[hot]};
             for (int gpu = first; gpu < end && best.top > rules->target; gpu++)
                 find_swap_with(layer, rules, gpu, &best);
             if (best.gain == 0) break;
@@ -120,7 +120,7 @@ static void even_out_nodes(Layer *layer, const Rules *rules)
 EXPORT void spill(int L, int E, int G, int S, int M, int Q, const double *loads, const int64_t *start,
                   const double *levels, int64_t *slots)
 {
-    Layer layer = make_layer(E, G, S, 1, M, EQUAL);
+    Layer layer = make_layer(E, G, S, M, EQUAL);
     size_t size = (size_t)G * S;
     size_t bytes = size * sizeof(int64_t);
     for (int index = 0; index < L; index++) {

@@ -1,7 +1,7 @@
 // Find the best step that relieves the hot GPU: of all swaps, or of all hand-overs, the one that gains most.
 //
-// The gain of a step is the hot GPU's load before it, less the highest load afterwards of any GPU that it touches, in
-// any window. Constraints:
+// The gain of a step is the hot GPU's load before it, less the highest load afterwards of any GPU that it touches.
+// Constraints:
 //
 //     prices      the price of an expert on a GPU: 0 where the map in service has it, BARRED where it may not be. Gain
 //                 is divided by price, and gain below `target` does not count
@@ -83,66 +83,57 @@ static int price_of_step(const Layer *layer, const Rules *rules, const Step *ste
 
 static int is_unconstrained(const Layer *layer, const Rules *rules)
 {
-    return layer->W == 1 && layer->split == EQUAL && !rules->prices && !rules->num_partitions;
+    return layer->split == EQUAL && !rules->prices && !rules->num_partitions;
 }
 
 // With equal shares: the weights of a hand-over's two experts, before and after it.
 typedef struct { double outgoing, incoming, outgoing_then, incoming_then; } ReplicaLoads;
 
 // Returns the GPU's load after the step.
-static double load_after(const Layer *layer, int window, int gpu, const Step *step, const ReplicaLoads *equal)
+static double load_after(const Layer *layer, int gpu, const Step *step, const ReplicaLoads *equal)
 {
     int outgoing = expert_at(layer, step->gpu, step->slot), incoming = step->incoming;
-    double load = layer->gpu_loads[window * layer->G + gpu];
+    double load = layer->gpu_loads[gpu];
     if (holds(layer, outgoing, gpu))
-        load -= equal ? equal->outgoing : replica_load(layer, window, outgoing, gpu, NONE, NONE);
+        load -= equal ? equal->outgoing : replica_load(layer, outgoing, gpu, NONE, NONE);
     if (holds(layer, incoming, gpu))
-        load -= equal ? equal->incoming : replica_load(layer, window, incoming, gpu, NONE, NONE);
+        load -= equal ? equal->incoming : replica_load(layer, incoming, gpu, NONE, NONE);
     if (gpu == step->other || (gpu != step->gpu && holds(layer, outgoing, gpu)))
-        load += equal ? equal->outgoing_then : replica_load(layer, window, outgoing, gpu, step->gpu, step->other);
+        load += equal ? equal->outgoing_then : replica_load(layer, outgoing, gpu, step->gpu, step->other);
     if (gpu == step->gpu || (gpu != step->other && holds(layer, incoming, gpu)))
-        load += equal ? equal->incoming_then : replica_load(layer, window, incoming, gpu, step->other, step->gpu);
+        load += equal ? equal->incoming_then : replica_load(layer, incoming, gpu, step->other, step->gpu);
     return load;
 }
 
-// Returns the highest load after the step of the GPUs that it touches, in one window. It stops at `limit`.
-static double peak_in_window(const Layer *layer, int window, const Step *step, double limit)
+// Returns the highest load after the step of the GPUs that it touches. It stops at `limit`.
+static double peak_after(const Layer *layer, const Step *step, double limit)
 {
     int outgoing = expert_at(layer, step->gpu, step->slot), incoming = step->incoming;
     int num_outgoing = layer->counts[outgoing];
-    const double *weights = layer->weights + window * layer->E;
+    const double *weights = layer->weights;
     ReplicaLoads parts, *equal = layer->split == EQUAL ? &parts : NULL;
     if (equal && step->other != NONE) {  // a swap touches only these two GPUs
-        const double *gpu_loads = layer->gpu_loads + window * layer->G;
         double moved = weights[outgoing] - weights[incoming];
-        return max(gpu_loads[step->gpu] - moved, gpu_loads[step->other] + moved);
+        return max(layer->gpu_loads[step->gpu] - moved, layer->gpu_loads[step->other] + moved);
     }
     if (equal)
         parts = (ReplicaLoads){weights[outgoing], weights[incoming],
-                               replica_load(layer, window, outgoing, NONE, step->gpu, NONE),
-                               replica_load(layer, window, incoming, NONE, NONE, step->gpu)};
-    double most = load_after(layer, window, step->gpu, step, equal);
+                               replica_load(layer, outgoing, NONE, step->gpu, NONE),
+                               replica_load(layer, incoming, NONE, NONE, step->gpu)};
+    double most = load_after(layer, step->gpu, step, equal);
     for (int number = 0; number < num_outgoing + layer->counts[incoming] && most < limit; number++) {
         int is_outgoing = number < num_outgoing;
         int home =
             is_outgoing ? *replica_gpu(layer, outgoing, number) : *replica_gpu(layer, incoming, number - num_outgoing);
         if (home != step->gpu && (is_outgoing || !holds(layer, outgoing, home)))
-            most = max(most, load_after(layer, window, home, step, equal));
+            most = max(most, load_after(layer, home, step, equal));
     }
     return most;
 }
 
-static double peak_after(const Layer *layer, const Step *step, double limit)
-{
-    double most = 0.0;
-    for (int window = 0; window < layer->W && most < limit; window++)
-        most = max(most, peak_in_window(layer, window, step, limit));
-    return most;
-}
-
-// The best step so far for the hot GPU in its worst window, where its load is `top`. Of steps with equal gain it is the
-// first by `comes_first`, whatever the order of the search.
-typedef struct { int worst, hot; double top, gain; Step step; } Best;
+// The best step so far for the hot GPU, whose load is `top`. Of steps with equal gain it is the first by `comes_first`,
+// whatever the order of the search.
+typedef struct { int hot; double top, gain; Step step; } Best;
 
 static int comes_first(const Step *one, const Step *other)
 {
@@ -200,8 +191,8 @@ static int has_any_between(const double *numbers, int size, double low, double h
 static void find_swap_with(const Layer *layer, const Rules *rules, int gpu, Best *best)
 {
     const int S = layer->S, is_equal = layer->split == EQUAL;
-    const double *slot_weights = layer->slot_weights + best->worst * layer->G * S, top = best->top;
-    double load = layer->gpu_loads[best->worst * layer->G + gpu], limit = load_to_beat(rules, best);
+    const double *slot_weights = layer->slot_weights, top = best->top;
+    double load = layer->gpu_loads[gpu], limit = load_to_beat(rules, best);
     if (is_equal ? top + load >= 2 * limit : load >= top) return;  // one of them has at least half of the sum
     for (int slot = 0; slot < S; slot++) {
         double leaves = slot_weights[best->hot * S + slot];
@@ -220,10 +211,9 @@ static void find_swap_with(const Layer *layer, const Rules *rules, int gpu, Best
 // experts are left to try.
 static void find_swap(const Layer *layer, const Rules *rules, Best *best)
 {
-    const double *gpu_loads = layer->gpu_loads + best->worst * layer->G;
-    const double *weights = layer->weights + best->worst * layer->E;
-    const double *sorted_weights = layer->sorted_weights + best->worst * layer->E;
-    const int *by_weight = layer->by_weight + best->worst * layer->E, is_equal = layer->split == EQUAL;
+    const double *gpu_loads = layer->gpu_loads;
+    const double *weights = layer->weights, *sorted_weights = layer->sorted_weights;
+    const int *by_weight = layer->by_weight, is_equal = layer->split == EQUAL;
     const int emptiest = argmin(gpu_loads, layer->G);
     if (is_equal) find_swap_with(layer, rules, emptiest, best);
     for (int slot = 0; slot < layer->S; slot++) {
@@ -249,11 +239,11 @@ static void find_swap(const Layer *layer, const Rules *rules, Best *best)
 // The two fullest GPUs with replicas of an expert, and their loads after it lost a replica on another GPU.
 typedef struct { int gpus[2]; double gpu_loads[2]; } Fullest;
 
-static Fullest find_fullest_homes(const Layer *layer, int window, int giver)
+static Fullest find_fullest_homes(const Layer *layer, int giver)
 {
-    const double *gpu_loads = layer->gpu_loads + window * layer->G;
-    int place = window * layer->E + giver, num_homes = layer->counts[giver];
-    double heavier = round_down(layer->loads[place] / (num_homes - 1)) - layer->weights[place];
+    const double *gpu_loads = layer->gpu_loads;
+    int num_homes = layer->counts[giver];
+    double heavier = round_down(layer->loads[giver] / (num_homes - 1)) - layer->weights[giver];
     Fullest found = {{NONE, NONE}, {-INFINITY, -INFINITY}};
     for (int replica = 0; replica < num_homes; replica++) {
         int gpu = *replica_gpu(layer, giver, replica);
@@ -270,9 +260,9 @@ static Fullest find_fullest_homes(const Layer *layer, int window, int giver)
 // Finds a better hand-over of any slot to an expert of the hot GPU, or of a slot of the hot GPU to any expert.
 static void find_hand_over(const Layer *layer, const Rules *rules, Best *best)
 {
-    const int worst = best->worst, hot = best->hot, is_equal = layer->split == EQUAL;
-    const double *gpu_loads = layer->gpu_loads + worst * layer->G, *weights = layer->weights + worst * layer->E;
-    const double *next_weights = layer->next_weights + worst * layer->E, top = best->top;
+    const int hot = best->hot, is_equal = layer->split == EQUAL;
+    const double *gpu_loads = layer->gpu_loads, *weights = layer->weights, *next_weights = layer->next_weights;
+    const double top = best->top;
     double limit = load_to_beat(rules, best), lightest = INFINITY, most_lighter = 0.0;
     for (int number = 0; number < layer->S; number++) {
         int incoming = expert_at(layer, hot, number);
@@ -281,7 +271,7 @@ static void find_hand_over(const Layer *layer, const Rules *rules, Best *best)
     }
     for (int giver = 0; giver < layer->E; giver++) {
         if (layer->counts[giver] == 1) continue;
-        Fullest fullest = find_fullest_homes(layer, worst, giver);
+        Fullest fullest = find_fullest_homes(layer, giver);
         for (int replica = 0; replica < layer->counts[giver]; replica++) {
             int gpu = *replica_gpu(layer, giver, replica), slot = 0;
             int is_hot = gpu == hot, second = gpu == fullest.gpus[0];

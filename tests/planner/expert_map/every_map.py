@@ -25,13 +25,6 @@ def optimum(loads, num_slots, num_gpus):
     return float(_ratios(loads, held, counts).min())
 
 
-def optimum_of_windows(windows, num_counted, num_slots, num_gpus):
-    """The same of max over mean in the worst of the `num_counted` windows in which a map is most even."""
-    held, counts = every_map(len(windows[0]), num_slots // num_gpus, num_gpus)
-    ratios = np.sort([_ratios(loads, held, counts) for loads in windows], axis=0)
-    return float(ratios[num_counted - 1].min())
-
-
 def _ratios(loads, held, counts):
     """Max over mean of each map; 1.0 without load."""
     weights = np.array(loads) / counts

@@ -83,7 +83,7 @@ def reseated(loads, slots, enough):
         [[[expert not in held for held in slots.tolist()] for expert in range(len(loads))]], dtype=np.uint8
     )
     search = Search(np.array([enough]), prices_LEG=np.array(prices, dtype=np.uint8), may_reseat=True)
-    return native.improve(loads[None, None], slots[None], search)[0][0]
+    return native.improve(loads[None], slots[None], search)[0][0]
 
 
 @pytest.mark.slow

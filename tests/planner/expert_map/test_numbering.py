@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.expert_map import Sizes, balance, balance_windows, consecutive_domains
+from planner.expert_map import Sizes, balance, consecutive_domains
 
 pytestmark = pytest.mark.slow
 
@@ -106,22 +106,6 @@ def gpu_loads(loads, expert_map, num_gpus):
     """The loads of the experts of each GPU."""
     slots = np.array(loads)[np.array(expert_map.physical_to_logical)]
     return np.sort(slots.reshape(num_gpus, -1), axis=1).tolist()
-
-
-@settings(max_examples=20, deadline=None)
-@given(data=st.data())
-@pytest.mark.parametrize("policy", ["global", "hierarchical"])
-def test_permuting_experts_permutes_the_map_for_several_windows(policy, data):
-    """As for one."""
-    windows = data.draw(st.lists(distinct(NUM_EXPERTS), min_size=2, max_size=3))
-    order = data.draw(renumberings("global" if policy == "global" else "whole groups"))
-    permuted = [[window[old] for old in order] for window in windows]
-    one, other = (
-        balance_windows([(tuple(row),) for row in each], SIZES, "refined", policy, 1.0) for each in (windows, permuted)
-    )
-
-    assert held(other, old_numbers=order) == held(one)
-    assert said(other) == said(one)
 
 
 def test_a_fresh_map_lists_the_experts_of_a_gpu_in_rising_order():

@@ -22,18 +22,15 @@ FREE = 0.2  # slots that a step without cost counts as
 
 @dataclass(frozen=True)
 class Case:
-    """One layer: loads of each window, the experts on each GPU, and what the search has to keep to."""
+    """One layer: loads, the experts on each GPU, and what the search has to keep to."""
 
-    loads: np.ndarray  # [W, E]
+    loads: np.ndarray  # [E]
     gpus: list[list[int]]
     search: Search
 
     def gpu_loads(self, gpus):
-        """What each GPU carries in each window, `[W, G]`, each replica's part rounded down."""
-        return np.array([self._carried_in(loads, gpus) for loads in self.loads])
-
-    def _carried_in(self, loads, gpus):
-        total = np.zeros(len(gpus))
+        """What each GPU carries, `[G]`, each replica's part rounded down."""
+        loads, total = self.loads, np.zeros(len(gpus))
         for expert in range(len(loads)):
             alone = np.where(np.arange(len(loads)) == expert, loads, 0.0)
             if self.search.split != "equal":
@@ -45,7 +42,7 @@ class Case:
 
     def may_be(self, gpus):
         """Whether every expert is where it may be, once on a GPU, and in two domains of every partition."""
-        experts = range(self.loads.shape[1])
+        experts = range(len(self.loads))
         holders = [[gpu for gpu, held in enumerate(gpus) if expert in held] for expert in experts]
         prices = self.search.prices_LEG[0]
         return (
@@ -59,26 +56,26 @@ class Case:
         """What all experts cost where they are."""
         return sum(int(self.search.prices_LEG[0, expert, gpu]) for gpu, held in enumerate(gpus) for expert in held)
 
-    def steps(self, gpus, worst, hot):
+    def steps(self, gpus, hot):
         """Every map that one step makes of this one, GPU by GPU.
 
         A slot of the hot GPU is swapped with one of an emptier GPU. Or an expert of the hot GPU takes a slot anywhere,
         or any expert takes one of the hot GPU's.
         """
-        gpu_loads, slots = self.gpu_loads(gpus)[worst], range(len(gpus[0]))
+        gpu_loads, slots = self.gpu_loads(gpus), range(len(gpus[0]))
         for gpu in range(len(gpus)):
             for slot, other in product(slots, slots) if gpu_loads[gpu] < gpu_loads[hot] else ():
                 after = [list(held) for held in gpus]
                 after[hot][slot], after[gpu][other] = gpus[gpu][other], gpus[hot][slot]
                 yield after
         for gpu in range(len(gpus)):
-            for slot, comer in product(slots, range(self.loads.shape[1]) if gpu == hot else gpus[hot]):
+            for slot, comer in product(slots, range(len(self.loads)) if gpu == hot else gpus[hot]):
                 after = [list(held) for held in gpus]
                 after[gpu][slot] = comer
                 yield after
 
     def gain(self, before, after, top):
-        """How much lower the GPUs that the step touches are, in all windows, for each slot that it changes."""
+        """How much lower the GPUs that the step touches are, for each slot that it changes."""
         moved = {expert for one, other in zip(before, after, strict=True) for expert in set(one) ^ set(other)}
         counts = [Counter(chain(*gpus)) for gpus in (before, after)]
         only_swaps = self.search.split == "equal" and counts[0] == counts[1]
@@ -87,7 +84,7 @@ class Case:
             for gpu, (one, other) in enumerate(zip(before, after, strict=True))
             if set(one) != set(other) or (moved & set(one) and not only_swaps)
         ]
-        most = self.gpu_loads(after)[:, touched].max()
+        most = self.gpu_loads(after)[touched].max()
         cost = max(self.price(after) - self.price(before), FREE)
         return (top - max(most, self.search.target_L[0])) / cost if most < top else 0.0
 
@@ -97,11 +94,10 @@ def slowly(case):
     gpus = case.gpus
     while True:
         gpu_loads = case.gpu_loads(gpus)
-        top, worst = gpu_loads.max(), int(gpu_loads.max(axis=1).argmax())
-        hot = int(gpu_loads[worst].argmax())
+        top, hot = gpu_loads.max(), int(gpu_loads.argmax())
         if top <= case.search.target_L[0]:
             return gpus
-        steps = [each for each in case.steps(gpus, worst, hot) if each != gpus and case.may_be(each)]
+        steps = [each for each in case.steps(gpus, hot) if each != gpus and case.may_be(each)]
         found = [(gain, each) for each in steps if (gain := case.gain(gpus, each, top)) > 0]
         if not found:
             return gpus
@@ -115,10 +111,8 @@ def cases(draw):
     num_gpus = max(num_nodes * per_node, 2)
     num_nodes = num_nodes if num_gpus % num_nodes == 0 else 1
     num_experts = draw(st.integers(per_gpu + 1, max(num_gpus * per_gpu, per_gpu + 1)))
-    windows = draw(st.integers(1, 3))
-    one_window = st.lists(st.integers(0, 1000), min_size=num_experts, max_size=num_experts)
-    loads = draw(st.lists(one_window, min_size=windows, max_size=windows))
-    start = native.pack(np.array(loads[:1], dtype=float), Sizes(num_gpus * per_gpu, num_gpus))[0][0].tolist()
+    loads = draw(st.lists(st.integers(0, 1000), min_size=num_experts, max_size=num_experts))
+    start = native.pack(np.array([loads], dtype=float), Sizes(num_gpus * per_gpu, num_gpus))[0][0].tolist()
     domains = draw(st.sampled_from([(), (tuple(range(num_gpus)),), (tuple(gpu // 2 for gpu in range(num_gpus)),)]))
     possible, random = (
         draw(st.sampled_from([[0], [1], [0, 1, 2], [0, 1, BARRED]])),
@@ -126,7 +120,7 @@ def cases(draw):
     )
     prices = [[0 if expert in held else random.choice(possible) for held in start] for expert in range(num_experts)]
     search = Search(
-        target_L=np.array([draw(st.floats(0.5, 1.5)) * max(map(sum, loads)) / num_gpus]),
+        target_L=np.array([draw(st.floats(0.5, 1.5)) * sum(loads) / num_gpus]),
         num_nodes=num_nodes,
         split=draw(st.sampled_from(["equal", "local_first", "first_on_node"])),
         prices_LEG=np.array([prices], dtype=np.uint8),  # also where all is free: else the quick search would do it
@@ -156,11 +150,11 @@ def test_an_unconstrained_search_ends_when_no_step_helps(num_gpus, per_gpu, seed
     num_experts = random.integers(per_gpu, num_gpus * per_gpu, endpoint=True)
     loads = np.floor(1000 * random.pareto(1.2, (1, num_experts)))
     start = native.pack(loads, Sizes(num_gpus * per_gpu, num_gpus))[0]
-    found, (fullest,) = native.improve(loads[None], start, Search(target_L=np.zeros(1)))
+    found, (fullest,) = native.improve(loads, start, Search(target_L=np.zeros(1)))
     free = Search(target_L=np.zeros(1), prices_LEG=np.zeros((1, num_experts, num_gpus), np.uint8))
-    ended = Case(loads, found[0].tolist(), free)
-    (gpu_loads,) = ended.gpu_loads(ended.gpus)
-    steps = ended.steps(ended.gpus, 0, int(gpu_loads.argmax()))
+    ended = Case(loads[0], found[0].tolist(), free)
+    gpu_loads = ended.gpu_loads(ended.gpus)
+    steps = ended.steps(ended.gpus, int(gpu_loads.argmax()))
 
     assert fullest == gpu_loads.max()
     assert not any(

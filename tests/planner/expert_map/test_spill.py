@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from planner.expert_map import Sizes, balance, balance_windows
+from planner.expert_map import Sizes, balance
 from planner.expert_map.front import find_home_nodes, make_front, num_crossings
 from planner.facts.drawn import draw_loads
 from planner.facts.gate import Gate
@@ -182,15 +182,6 @@ def test_a_map_without_groups_stays_in_service(hot_loads, scattered):
     assert (again.policy, again.moved_slots) == ("global", 0)
     assert renewed.policy == renewed.dispatch.policy == "global"
     assert renewed.moved_slots < 0.3 * 4 * 144
-
-
-def test_windows_follow_the_policy_of_their_mean(hot_loads):
-    """The map for the worst of two windows minds no groups either, and says what it costs."""
-    windows = [hot_loads, hot_loads * (1 + (np.arange(128) % 5) / 20)]
-    found = balance_windows(windows, Sizes(**SIZES), "refined", "auto", 1.0)
-
-    assert found.policy == found.dispatch.policy == "global"
-    assert np.mean(found.max_over_mean) < 1.1
 
 
 @pytest.mark.parametrize(

@@ -301,14 +301,6 @@ def test_a_file_that_is_no_map_is_refused(loads_file, experts, tmp_path, text, r
     assert document["errors"][0]["rule"] == "S806 must hold an expert map, [layers][slots]"
 
 
-def test_options_of_moves_and_exports_are_checked(loads_file, experts):
-    """S808 and S809: a share below zero, and an export without a file."""
-    words = ("--gpus", 2, "--nodes", 1, "--keep-within", "-0.5", "--export", "sglang")
-    _, document = experts(loads_file([[1, 2]]), *words)
-
-    assert facts_of(document) == [("S809", []), ("S808", [{"--keep-within": 0}])]
-
-
 def test_one_more_slot_is_tried_if_slots_limit_the_map(loads_file, experts):
     """One expert is hot: with a second slot on each of four GPUs the map is more even than any map before."""
     path = loads_file([[90, 2, 2]] * 2)
@@ -326,14 +318,6 @@ def test_nothing_is_said_of_slots_that_do_not_bind(loads_file, experts):
     _, document = experts(loads_file([[1, 1, 1, 1]]), "--gpus", 2, "--nodes", 1)
 
     assert document["one_more_slot"] is None
-
-
-def test_below_the_threshold_the_map_is_kept(loads_file, experts, map_file):
-    """The same loads moved a little: with --keep-within nothing moves."""
-    path = loads_file([[8, 7, 6, 5, 4, 3, 2, 3]] * 2)
-    _, document = experts(path, "--gpus", 2, "--nodes", 1, "--previous", map_file, "--keep-within", 0.2)
-
-    assert document["moved_slots"] == 0
 
 
 def test_export_writes_the_engines_file(loads_file, experts, tmp_path):
@@ -449,47 +433,6 @@ def test_rows_of_dense_layers_in_a_plain_matrix_are_left_out_when_told(loads_fil
 
     assert (len(document["physical_to_logical"]), document["first_layer"]) == (1, 1)
     assert status == 2  # S820: the option counts for nothing
-
-
-def test_several_windows_are_balanced_for_the_worst(loads_file, experts, capsys):
-    """A file for each of two windows: what the map reaches in each, its bound there, and what the mean's would."""
-    windows = [[[9, 1, 5, 5, 1, 1, 1, 1]], [[1, 9, 1, 1, 5, 5, 1, 1]]]
-    paths = [loads_file(window, f"{number}.json") for number, window in enumerate(windows)]
-    words = ("--gpus", 4, "--nodes", 1, "--balance", "worst")
-    _, document = experts(*paths, *words)
-    _, mean = experts(*paths, "--gpus", 4, "--nodes", 1)
-    main(["experts", *paths, *map(str, words)])
-
-    assert document["windows"]["quantile"] == 1.0
-    assert document["max_over_mean"] == [max(each[0] for each in document["windows"]["max_over_mean"])]
-    assert document["bound"][0] <= document["max_over_mean"][0] <= document["windows"]["of_mean_map"][0]
-    assert mean["windows"]["quantile"] is None
-    assert [len(each) for each in mean["windows"]["max_over_mean"]] == [1, 1]
-    assert "  max/mean is of  the worst window" in capsys.readouterr().out
-
-
-def test_one_window_has_nothing_to_say_of_windows(loads_file, experts):
-    """And a balance over windows is refused there."""
-    words = (loads_file([[5, 1, 9, 3, 2]]), "--gpus", 3, "--nodes", 1)
-    _, plain = experts(*words)
-    status, document = experts(*words, "--balance", "worst")
-
-    assert plain["windows"] is None
-    assert (status, document["errors"][0]["rule"]) == (2, "S820 has no effect without several LOADS")
-
-
-def test_several_windows_come_after_a_map_in_service(loads_file, experts, tmp_path):
-    """With --previous few slots change, and none for the windows that the map was made for."""
-    windows = [[[9, 1, 5, 5, 1, 1, 1, 1]], [[1, 9, 1, 1, 5, 5, 1, 1]], [[1, 1, 1, 1, 5, 5, 9, 1]]]
-    paths = [loads_file(window, f"{number}.json") for number, window in enumerate(windows)]
-    words = ("--gpus", 4, "--nodes", 1, "--slots-per-gpu", 3, "--balance", "worst")
-    experts(*paths[:2], *words, "-o", tmp_path / "map.json")
-    _, again = experts(*paths[:2], *words, "--previous", tmp_path / "map.json")
-    _, moved = experts(*paths, *words, "--previous", tmp_path / "map.json")
-
-    assert again["moved_slots"] == 0
-    assert moved["moved_slots"] > 0
-    assert moved["windows"]["quantile"] == 1.0
 
 
 def test_a_hole_among_the_layers_is_no_dense_layer(experts, tmp_path):
