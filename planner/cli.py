@@ -37,6 +37,8 @@ from planner.problems.errors import CallError, InfeasibleError, SpecError, Tidem
 from planner.spec.schema import Spec
 
 if TYPE_CHECKING:
+    from planner.compiler import Compiled
+    from planner.diff.change import Change
     from planner.expert_map import ExpertMap
     from planner.experts.experts import ExpertsJob
     from planner.facts.map_files import Engine
@@ -247,19 +249,14 @@ def _schema(_: argparse.Namespace) -> None:
 
 def _plan(arguments: argparse.Namespace) -> None:
     from planner.compiler import run_passes
-    from planner.diff.diff import compare_plans
-    from planner.diff.former import judge_former
-    from planner.diff.text import diff_text
-    from planner.diff.yardsticks import measure_by_former
     from planner.estimate.throughput.calibration import read_calibration
     from planner.facts.map_files import missing_output
-    from planner.plan.load import read_plan
     from planner.report.text import ALARMS, plan_text
     from planner.report.timeline import explain_layers
 
     if arguments.export and not arguments.output:
         raise CallError([missing_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
-    previous = read_plan(arguments.previous) if arguments.previous else None
+    previous = _read_previous(arguments.previous) if arguments.previous else None
     calibration = read_calibration(arguments.calibration) if arguments.calibration else None
     spec = read_spec(arguments.spec, arguments.overlays)
     if arguments.output:
@@ -267,10 +264,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     with show_progress(f"planning {arguments.spec}"):
         found = run_passes(spec, previous, calibration)
         plan = found.plan
-        change = None
-        if previous and previous.runnable and plan.runnable:
-            judged, remeasured = judge_former(previous, found), measure_by_former(previous, found)
-            change = compare_plans(previous, plan, judged=judged, remeasured=remeasured)
+        change = _compare(previous, found) if previous else None
     if arguments.output:
         write_result(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
@@ -282,9 +276,33 @@ def _plan(arguments: argparse.Namespace) -> None:
     else:
         print_colored(plan_text(plan, full=arguments.full), arguments.color, red=ALARMS)
         if change is not None:
-            print(f"\n{diff_text(change)}", end="")
+            _print_change(change)
         if arguments.explain:
             print(f"\n{explain_layers(found.speed)}")
+
+
+def _read_previous(path: Path) -> "Plan":
+    from planner.plan.load import read_plan
+
+    return read_plan(path)
+
+
+def _compare(previous: "Plan", found: "Compiled") -> "Change | None":
+    """Return what the change from the previous plan does, if their engines can run both."""
+    from planner.diff.diff import compare_plans
+    from planner.diff.former import judge_former
+    from planner.diff.yardsticks import measure_by_former
+
+    if not (previous.runnable and found.plan.runnable):
+        return None
+    judged, remeasured = judge_former(previous, found), measure_by_former(previous, found)
+    return compare_plans(previous, found.plan, judged=judged, remeasured=remeasured)
+
+
+def _print_change(change: "Change") -> None:
+    from planner.diff.text import diff_text
+
+    print(f"\n{diff_text(change)}", end="")
 
 
 def _print_unit(plan: "Plan", arguments: argparse.Namespace) -> None:

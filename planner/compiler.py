@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from planner.candidate.candidate import Candidate
 from planner.facts.terms import Phase
 from planner.plan.decided import decided_sections
-from planner.plan.load import read_plan
 from planner.plan.plan import Plan, seal_plan
 from planner.plan.sections import ModelShape
 from planner.plan.user_input import read_input, refuse_option
@@ -137,6 +136,8 @@ def compile_or_load(
     """
     given = read_input(path, overlays)
     if isinstance(given, ResolvedSpec):
+        from planner.plan.load import read_plan  # imported here: most specs are planned without a previous plan
+
         return run_passes(given, read_plan(previous) if previous else kept)
     if previous is not None:
         raise refuse_option("--previous", previous, path)

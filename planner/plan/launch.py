@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from planner.engines.adapters import gateway_container, unit_container
-from planner.engines.container import PhaseFacts
 from planner.estimate.loading import start_budget_s
 from planner.facts import names
 from planner.facts.digest import canonical_json, digest_of, digest_of_texts
@@ -177,6 +175,9 @@ def _tidemill_fields(spec: Spec) -> LaunchDocument:
 
 def _engine_fields(spec: Spec, unit: Unit, inputs: LaunchInputs) -> LaunchDocument:
     """Return the fields for another engine. The container is missing if the engine cannot run the plan."""
+    from planner.engines.adapters import unit_container  # imported here: our own engine needs none
+    from planner.engines.container import PhaseFacts
+
     fields: LaunchDocument = {
         "kind": spec.engine_name,
         "engine": {"name": spec.engine_name, "version": spec.engine_version},
@@ -216,6 +217,8 @@ def _gateway_document(spec: Spec, units: Sequence[Unit], inputs: LaunchInputs) -
         fields["tls"] = {"units": names.unit_identities(spec.kubernetes.namespace, spec.name)}
         fields |= {"sharing": "all"} if spec.kv_cache.sharing == "all" else {}
     else:
+        from planner.engines.adapters import gateway_container  # as above
+
         fields["engine"] = {"name": spec.engine_name, "version": spec.engine_version}
         if inputs.is_runnable:
             start_s = max(_unit_start_budget_s(spec, unit, inputs) for unit in units)

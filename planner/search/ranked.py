@@ -1,13 +1,40 @@
 """Summarise a phase's search for layouts: the runners-up, and the reasons for rejections."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from planner.facts.part import Part
-from planner.search.trials import AcceptedLayout, RejectedLayout
+
+if TYPE_CHECKING:
+    from planner.candidate.trial import Numbers, Speed
 
 MAX_RANKED = 8  # layouts of a phase that a plan lists
 IMBALANCE_RATIO = 1.03  # assumed: a max/mean load over this times the chosen layout's counts as the reason
+
+
+RejectionReason = Literal["memory", "slo", "failure domain", "cluster", "engine"]
+
+
+@dataclass(frozen=True)
+class AcceptedLayout:
+    """A layout that fits and keeps the SLO."""
+
+    numbers: "Numbers"  # every field that may be `auto`, except `units`
+    nodes: int  # of a unit
+    speed: "Speed"
+    tokens_per_s_per_node: float  # of a whole node, idle GPUs included
+
+
+@dataclass(frozen=True)
+class RejectedLayout:
+    """A layout that does not fit or breaks the SLO, with the reason."""
+
+    numbers: "Numbers"
+    why: RejectionReason
+    detail: str
+    reached: Mapping[str, float]  # slo field -> latency in ms
 
 
 class RankedLayout(Part):

@@ -19,13 +19,13 @@ takes at least as many requests as with the balance that it really has.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
-from planner.candidate.trial import Numbers, Speed, Trial, speed_of, trial_of
+from planner.candidate.trial import Numbers, Trial, speed_of, trial_of
 from planner.estimate.coverage import fewest_slots
 from planner.estimate.throughput.replicas import Balance, BestBalance, ReplicaBalance
 from planner.estimate.utilisation import SLO_MARGIN
@@ -33,6 +33,7 @@ from planner.facts.terms import Phase
 from planner.rules.attention import attention_sizes
 from planner.rules.engine_limits import runs_layout
 from planner.search.decision import MAX_REQUESTS, is_auto
+from planner.search.ranked import AcceptedLayout, RejectedLayout
 from planner.search.unit_sizes import ep_sizes, even_redundants
 from planner.spec.phase import PhaseSpec
 from planner.spec.request_lengths import request_lengths
@@ -41,28 +42,6 @@ from planner.spec.undecided import AUTO
 
 SIZES = ("ep_size", "attention_tp", "redundant_experts", "max_requests")  # an engine's exchange depends on them
 BATCH_TOKENS = tuple(2**power for power in range(9, 16))  # 512 to 32,768
-
-RejectionReason = Literal["memory", "slo", "failure domain", "cluster", "engine"]
-
-
-@dataclass(frozen=True)
-class AcceptedLayout:
-    """A layout that fits and keeps the SLO."""
-
-    numbers: Numbers  # every field that may be `auto`, except `units`
-    nodes: int  # of a unit
-    speed: Speed
-    tokens_per_s_per_node: float  # of a whole node, idle GPUs included
-
-
-@dataclass(frozen=True)
-class RejectedLayout:
-    """A layout that does not fit or breaks the SLO, with the reason."""
-
-    numbers: Numbers
-    why: RejectionReason
-    detail: str
-    reached: Mapping[str, float]  # slo field -> latency in ms
 
 
 def try_layouts(
