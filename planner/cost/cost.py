@@ -1,10 +1,9 @@
 """Compute the cost and income of a day of the plan.
 
-    cost     = sum over stretches of the day: paid nodes x GPUs of a node x hours x rate. Nodes that are on and own
-               nodes that are off are paid
+    cost     = sum over stretches of the day: nodes that are on, and spares, x GPUs of a node x hours x rate
     answered = share of a stretch's tokens that no phase refuses: the least over phases of min(1, maximum rate of its
                nodes / its demand); 0 while a phase has no unit on
-    income   = sum over stretches: discount x answered x tokens x price
+    income   = sum over stretches: answered x tokens x price
     margin   = (income - cost) / income
     markup   = (income - cost) / cost
     freed    = node-hours, out of the peak's nodes, for which nodes are off, valued at the common rate
@@ -13,8 +12,8 @@ Worked example, DeepSeek's day: 226.75 nodes on average x 8 GPUs x 24 h x $2 = $
 them hits, at $0.14 and $0.55 a million, and 168e9 output tokens at $2.19 are $561,975 if all are answered: a margin of
 84.5 %, and a markup of 545 %, which is published as "cost profit margin".
 
-The planner decides nothing by cost. Discounts at night count if the spec has them. No request waits for a quieter hour:
-demand beyond the units' maximum rate is refused.
+The planner decides nothing by cost. No request waits for a quieter hour: demand beyond the units' maximum rate is
+refused.
 
 Source: open-infra-index, open source week, day 6 (cost, income and markup, and their limits).
 """
@@ -26,7 +25,6 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from planner.cost.bill import MILLION, Bill, bill, list_supplies, prices_per_token
 from planner.facts.day import HOUR_MINUTES, MINUTE_S
 from planner.facts.part import Part
 from planner.facts.terms import Phase
@@ -40,7 +38,7 @@ from planner.schedule.stretches import (
     nodes_on,
     stretches_between,
 )
-from planner.spec.cost import CostSpec
+from planner.spec.cost import MILLION, CostSpec
 from planner.spec.schema import Spec
 from planner.spec.traffic import HOURS
 
@@ -55,7 +53,6 @@ class StateCost(Part):
     at: str
     minutes: int
     nodes: int
-    spot_nodes: int  # the most spot nodes that are on at a time
     usd: float
     usd_per_hour: float
     input_tokens: float | None  # None if there is no traffic
@@ -94,7 +91,6 @@ class Cost(Part):
     """The cost and income of a day in US dollars. A figure is null if the spec lacks the traffic or prices for it."""
 
     usd_per_day: float
-    idle_usd_per_day: float  # for own nodes that are off
     spares_usd_per_day: float
     usd_per_million_input_tokens: float | None  # the whole bill over input tokens alone
     usd_per_million_output_tokens: float | None
@@ -123,17 +119,20 @@ class _Tokens(NamedTuple):
 
 
 class _PricedStretch(NamedTuple):
-    """One stretch of the day with its nodes, bill and income."""
+    """One stretch of the day with its nodes, cost and income."""
 
     stretch: Stretch
     nodes: Mapping[Phase, int]
-    bill: Bill
     spares_usd: float
     phases_usd: Mapping[Phase, float]
     demand: float  # share of the day's tokens that arrive in the stretch
     answered: float  # share of the day's tokens that arrive in the stretch and are answered
     revenue_usd: float
     asked_usd: float  # income if all were answered
+
+    @property
+    def usd(self) -> float:
+        return sum(self.phases_usd.values()) + self.spares_usd
 
 
 def estimate_cost(
@@ -148,14 +147,13 @@ def estimate_cost(
     per_unit = {p: [len(unit.nodes) for unit in units if unit.phase == p] for p in spec.phases}
     priced = _price_stretches(spec, spec.cost, nodes_on(schedule, per_unit), most_per_node)
     phases = {phase: _phase_cost(spec, phase, priced) for phase in spec.phases}
-    usd = fsum(each.bill.usd for each in priced)
+    usd = fsum(each.usd for each in priced)
     answered = _mean_answered_share(priced)
     sold = _tokens_for_share(spec, answered)
     is_sold = spec.traffic is not None and spec.cost.prices is not None
     revenue_usd = fsum(each.revenue_usd for each in priced) if is_sold else None
     return Cost(
         usd_per_day=usd,
-        idle_usd_per_day=fsum(each.bill.idle for each in priced),
         spares_usd_per_day=fsum(each.spares_usd for each in priced),
         usd_per_million_input_tokens=_per_million(usd, sold.prompts),
         usd_per_million_output_tokens=_per_million(usd, sold.output),
@@ -198,34 +196,28 @@ def list_cases(
 def _price_stretches(
     spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]], most_per_node: Mapping[Phase, float]
 ) -> tuple[_PricedStretch, ...]:
-    """Return the day's stretches, each with its bill, demand and income.
+    """Return the day's stretches, each with its cost, demand and income.
 
     `on` has the number of nodes of each phase that are on at each time of day.
     """
-    supplies = list_supplies(cost, _gpu_types(spec), spec.cluster.gpu_name)
-    sales = prices_per_token(cost.prices) if cost.prices else None
     entries = entry_starts(spec.traffic.profile if spec.traffic else None)
-    stretches = stretches_between([*entries, *on.starts, *(sales.factor.starts if sales else ())])
+    stretches = stretches_between([*entries, *on.starts])
     shares = demand_shares(spec.traffic.profile if spec.traffic else None, stretches)
     priced = []
     for stretch, share in zip(stretches, shares, strict=True):
         nodes = on.at(stretch.start)
-        billed = bill(stretch, _count_paid_nodes(spec, nodes), supplies, spec.cluster.gpus_per_node)
         answered = share * _answered_share(spec, stretch, share, nodes, most_per_node)
         asked, sold = _tokens_for_share(spec, share), _tokens_for_share(spec, answered)
         priced.append(
             _PricedStretch(
                 stretch=stretch,
                 nodes=nodes,
-                bill=billed,
-                spares_usd=_node_cost(spec, spec.cluster.gpu_name, len(spec.cluster.spares), nodes, billed),
-                phases_usd={
-                    p: _node_cost(spec, spec.gpu_name(p), number, nodes, billed) for p, number in nodes.items()
-                },
+                spares_usd=_node_cost(spec, cost, spec.cluster.gpu_name, len(spec.cluster.spares), stretch),
+                phases_usd={p: _node_cost(spec, cost, spec.gpu_name(p), each, stretch) for p, each in nodes.items()},
                 demand=share,
                 answered=answered,
-                revenue_usd=sales.income_usd(stretch, *sold) if sales else 0.0,
-                asked_usd=sales.income_usd(stretch, *asked) if sales else 0.0,
+                revenue_usd=cost.prices.income_usd(*sold) if cost.prices else 0.0,
+                asked_usd=cost.prices.income_usd(*asked) if cost.prices else 0.0,
             )
         )
     return tuple(priced)
@@ -248,23 +240,9 @@ def _answered_share(
     return min([1.0, *most])
 
 
-def _count_paid_nodes(spec: Spec, nodes: Mapping[Phase, int]) -> dict[str, int]:
-    """Count the nodes of each GPU type that are paid for: `nodes` that are on, and spares, which are held all day."""
-    counts = dict.fromkeys(_gpu_types(spec), 0)
-    for phase, number in nodes.items():
-        counts[spec.gpu_name(phase)] += number
-    counts[spec.cluster.gpu_name] += len(spec.cluster.spares)
-    return counts
-
-
-def _gpu_types(spec: Spec) -> tuple[str, ...]:
-    """Return the GPU types of units and spares, each once."""
-    return tuple(dict.fromkeys((*spec.gpu_names, spec.cluster.gpu_name)))
-
-
-def _node_cost(spec: Spec, gpu: str, number: int, nodes: Mapping[Phase, int], billed: Bill) -> float:
-    """Return the dollars that `number` nodes of type `gpu` cost, at the mean rate of the type's nodes in `billed`."""
-    return billed.by_gpu[gpu] * number / _count_paid_nodes(spec, nodes)[gpu] if number else 0.0
+def _node_cost(spec: Spec, cost: CostSpec, gpu: str, number: int, stretch: Stretch) -> float:
+    """Return the dollars that `number` nodes with GPUs of the model `gpu` cost in a stretch."""
+    return number * (cost.rate_of(gpu) * spec.cluster.gpus_per_node * stretch.hours)
 
 
 def _tokens_for_share(spec: Spec, share: float) -> _Tokens:
@@ -295,13 +273,12 @@ def _states(spec: Spec, schedule: Timetable | None, priced: Sequence[_PricedStre
 
 def _state(spec: Spec, at: str, priced: Sequence[_PricedStretch]) -> StateCost:
     demand, minutes = fsum(each.demand for each in priced), sum(each.stretch.minutes for each in priced)
-    usd = fsum(each.bill.usd for each in priced)
+    usd = fsum(each.usd for each in priced)
     revenue_usd = fsum(each.revenue_usd for each in priced) if spec.cost and spec.cost.prices else None
     return StateCost(
         at=at,
         minutes=minutes,
         nodes=sum(priced[0].nodes.values()),
-        spot_nodes=max(each.bill.spot_nodes for each in priced),
         usd=usd,
         usd_per_hour=usd / minutes * HOUR_MINUTES,
         input_tokens=spec.traffic.input_tokens * demand if spec.traffic else None,
@@ -346,6 +323,6 @@ def _with_price(spec: Spec, factor: float) -> Spec:
     cost = spec.cost
     if cost is None:
         return spec
-    supplies = [each.model_copy(update={"usd_per_gpu_hour": each.usd_per_gpu_hour * factor}) for each in cost.supplies]
-    rates = {"usd_per_gpu_hour": cost.usd_per_gpu_hour * factor, "supplies": supplies}
+    gpus = {gpu: usd * factor for gpu, usd in cost.gpus.items()}
+    rates = {"usd_per_gpu_hour": cost.usd_per_gpu_hour * factor, "gpus": gpus}
     return spec.model_copy(update={"cost": cost.model_copy(update=rates)})

@@ -171,7 +171,7 @@ def _cost_rows(plan: Plan) -> Iterator[Row]:
     unknown = " and ".join(cost.speed_unknown)
     assert plan.spec.cost is not None
     rates, steps = plan.spec.cost, plan.schedule.steps if plan.schedule else ()
-    is_flat = not rates.supplies
+    is_flat = not rates.gpus
     is_known = is_flat and _nodes_used(plan) in {each.nodes for each in steps}
     counted = f"all tokens that come while a unit is on: the speed of {unknown} is not known" if unknown else None
     yield from make_rows(

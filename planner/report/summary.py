@@ -105,14 +105,12 @@ def _cost_sentence(report: Report) -> str:
 
 
 def _bill_details(report: Report) -> str:
-    """Return words on the bill: the GPU price, the cost without a controller, and that of owned nodes that are off."""
-    price, idle = report.text("cost", "usd_per_gpu_hour"), report.find("cost", "idle_usd_per_day")
+    """Return words on the bill: the GPU price, and the cost without a controller."""
+    price = report.text("cost", "usd_per_gpu_hour")
     whole = report.text("cost", "usd_per_day_if_all_are_on")
     line = f" at {price} per GPU-hour" if price else ""
     if _lacks_controller(report):
         line += f" as scheduled, {whole or 'more'} if all units stay on"
-    if idle is not None and idle.value:
-        return f"{line}, {format_value(idle)} of it for own nodes that are off"
     return line
 
 

@@ -20,7 +20,6 @@ UNIQUE: Mapping[str, str] = {  # what no two items of a list may share (the item
     "schedule.other_days.*.windows.*.at": TIME,
     "schedule.other_days.*.days.*": DAY,
     "traffic.other_days.*.days.*": DAY,
-    "cost.prices.hours.*.at": "only one of them can apply",
     "kubernetes.volumes.*.mount_path": PATH,
     "kubernetes.gateway.volumes.*.mount_path": PATH,
 }

@@ -35,15 +35,12 @@ def _catalog_bounds(field: str) -> Bounds:
 
 
 LEAST_PRICE = 1e-4  # US dollars; assumed: a hundredth of the cheapest tokens on sale
-MOST_TIMES = 10.0  # assumed: no hour of a day is more expensive by such a factor
 
 PRICE = f"is less than {LEAST_PRICE:g}, a hundredth of what tokens cost", "it is the price of a million tokens"
-FACTOR = f"makes prices more than {MOST_TIMES:g} times as high", "it is a factor, where 1 leaves prices as they are"
 
 ALL_BOUNDS = (
     *(_catalog_bounds(field) for field in ("fp8_tflops", "bf16_tflops")),
     *(Bounds(f"cost.prices.{field}", LEAST_PRICE, inf, *PRICE) for field in PRICED),
-    Bounds("cost.prices.hours.*.factor", 0, MOST_TIMES, *FACTOR),
 )
 
 

@@ -173,13 +173,6 @@ FIELDS = (
         lambda c: "traffic" not in c.sections,
     ),
     Unused(
-        ("cost.prices.hours.*.at",),
-        "as the only time of hours",
-        "each entry of hours holds until the next one's time",
-        lambda c: len(c["cost.prices.hours"]) == 1,
-        "add the time from which another factor holds, such as 1",
-    ),
-    Unused(
         (*(f"kv_cache.{name}" for name in KvCacheSpec.model_fields), *BUNDLED_ONLY),
         "with engine {engine}",
         "only Tidemill's own ranks and gateway read it",

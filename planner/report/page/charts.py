@@ -41,7 +41,6 @@ MONEY = {
     "decode": "decode units",
     "mixed": "mixed units",
     "spares": "spares",
-    "idle": "own nodes that are off",
     "range": "income from the slowest to the fastest speed",
     "mid": "expected income",
 }
@@ -217,7 +216,6 @@ def _cost_segments(plan: Plan, report: Report) -> list[Segment]:
     parts: list[tuple[str, float, str, str]] = [
         *((phase, each.usd_per_day, f"cost.phases.{phase}", "usd_per_day") for phase, each in by_phase(cost.phases)),
         ("spares", cost.spares_usd_per_day, "cost", "spares_usd_per_day"),
-        ("idle", cost.idle_usd_per_day, "cost", "idle_usd_per_day"),
     ]
     segments, begin = [], 0.0
     for kind, usd, section, name in parts:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import fsum
 
 from planner.compiler import Compiled
-from planner.cost.bill import bill, list_supplies, prices_per_token
 from planner.cost.cost import profit_margin
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES
 from planner.facts.terms import Phase
@@ -88,21 +87,17 @@ def _cost_and_income(plan: Compiled, service: Service, curves: Curves) -> tuple[
     cost = plan.spec.cost
     if cost is None:
         return None, None
-    minutes = [Stretch(minute, 1) for minute in range(len(curves.asked))]
-    supplies = list_supplies(cost, _gpus(plan), plan.spec.cluster.gpu_name)
-    nodes = _nodes_by_gpu(plan, service, curves)
-    per_node = plan.spec.cluster.gpus_per_node
-    usd = fsum(bill(each, nodes[each.start], supplies, per_node).usd for each in minutes)
+    per_node = plan.spec.cluster.gpus_per_node / HOUR_MINUTES
+    usd = fsum(
+        number * cost.rate_of(gpu) * per_node
+        for counts in _nodes_by_gpu(plan, service, curves)
+        for gpu, number in counts.items()
+    )
     if cost.prices is None:
         return usd, None
     prompts = (curves.asked - curves.refused) * service.request.prompt
     hits = prompts * service.cache_hit_rate
-    sales = prices_per_token(cost.prices)
-    revenue = fsum(
-        sales.income_usd(minute, hits[minute.start], (prompts - hits)[minute.start], curves.tokens[minute.start])
-        for minute in minutes
-    )
-    return usd, revenue
+    return usd, fsum(map(cost.prices.income_usd, hits, prompts - hits, curves.tokens))
 
 
 def _gpus(plan: Compiled) -> tuple[str, ...]:

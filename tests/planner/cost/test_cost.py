@@ -1,4 +1,4 @@
-"""What a day costs and earns: DeepSeek's published day, and what rates, supplies, prices and hours change of it."""
+"""What a day costs and earns: DeepSeek's published day, and what rates and prices change of it."""
 
 import pytest
 from hypothesis import given, settings
@@ -142,24 +142,9 @@ def test_the_text_of_a_day_beyond_capacity_agrees_with_itself():
     assert f"markup {cost['markup']:.1%}" in text
 
 
-def test_own_nodes_are_paid_while_they_are_off_and_others_not():
-    """24 own nodes, of which the night uses 22; two more are rented by day, four at most as spot."""
-    own = {"kind": "own", "nodes": 24, "usd_per_gpu_hour": 1.0}
-    spot = {"kind": "spot", "nodes": 1, "usd_per_gpu_hour": 0.5}
-    cost = cost_of({"usd_per_gpu_hour": 3.0, "supplies": [own, spot]}, schedule=NIGHT)
-
-    assert cost.usd_per_day == 8 * (24 * 24 * 1.0 + 12 * 0.5 + 12 * 3.0)
-    assert cost.idle_usd_per_day == 8 * 12 * 2
-    assert [each.spot_nodes for each in cost.states] == [1, 0]
-    assert sum(each.usd_per_day for each in cost.phases.values()) + cost.idle_usd_per_day == pytest.approx(
-        cost.usd_per_day
-    )
-
-
 def test_phases_on_other_gpus_pay_their_rate():
     """Decode's 18 nodes of H20, prefill's of the cluster."""
-    h20 = {"kind": "rented", "gpu": "h20", "usd_per_gpu_hour": 1.0}
-    cost = cost_of({"usd_per_gpu_hour": 2.0, "supplies": [h20]}, decode=PUBLISHED["decode"] | {"gpu": "h20"})
+    cost = cost_of({"usd_per_gpu_hour": 2.0, "gpus": {"h20": 1.0}}, decode=PUBLISHED["decode"] | {"gpu": "h20"})
 
     assert {phase: each.usd_per_day for phase, each in cost.phases.items()} == {
         "prefill": 8 * 24 * 8 * 2,
@@ -174,28 +159,6 @@ def test_spares_are_paid_all_day():
     assert cost_of({"usd_per_gpu_hour": 2.0}, cluster=spares).spares_usd_per_day == 2 * 8 * 24 * 2
 
 
-def test_income_counts_discounts():
-    """A quarter of the price for a third of the day."""
-    night = [{"at": "00:00", "factor": 0.25}, {"at": "08:00", "factor": 1}]
-    some = PRICES | {"hours": night}
-    full, less = (
-        cost_of({"usd_per_gpu_hour": 1, "prices": prices}, traffic=TRAFFIC).revenue_usd_per_day
-        for prices in (PRICES, some)
-    )
-
-    assert full == pytest.approx(300e3 * 0.1 + 300e3 * 0.5 + 100e3 * 2)
-    assert less == pytest.approx(full * (2 / 3 + 0.25 / 3))
-
-
-def test_discounts_meet_the_hours_demand():
-    """All tokens come in one hour, and half of it is sold at half the price."""
-    traffic = TRAFFIC | {"profile": [0] * 9 + [1] + [0] * 14}
-    prices = PRICES | {"hours": [{"at": "09:30", "factor": 0.5}, {"at": "12:00", "factor": 1}]}
-    full = cost_of({"usd_per_gpu_hour": 1, "prices": PRICES}, traffic=traffic).revenue_usd_per_day
-
-    assert cost_of({"usd_per_gpu_hour": 1, "prices": prices}, traffic=traffic).revenue_usd_per_day == 0.75 * full
-
-
 def test_what_is_not_said_is_not_counted():
     """Without traffic no tokens, without prices no income, without cost nothing; free nodes have no markup."""
     bare = cost_of({"usd_per_gpu_hour": 2})
@@ -206,15 +169,6 @@ def test_what_is_not_said_is_not_counted():
     assert cost_of({"usd_per_gpu_hour": 2}, traffic=TRAFFIC).revenue_usd_per_day is None
     assert (free.margin, free.markup) == (1, None)
     assert cost_of(None) is None
-
-
-def test_the_bill_has_a_row_of_own_nodes_that_are_off(found_of, spec_text):
-    """River takes three of its nodes; more own ones cost something all the same."""
-    nodes = "cost: {usd_per_gpu_hour: 0.5, supplies: [{kind: own, nodes: %d, usd_per_gpu_hour: 0.4}]}\n"
-    off, on = (plan_text(found_of(spec_text + nodes % number).plan, full=True) for number in (9, 1))
-
-    assert "idle USD per day" in off
-    assert "idle USD per day" not in on
 
 
 @pytest.mark.parametrize(

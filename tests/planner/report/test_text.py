@@ -190,14 +190,11 @@ def test_idle_nodes_and_spares_are_told_where_a_unit_is_lost(with_line, plan_of)
     assert {nodes: lines_of(plan_of(with_line(8, f"  {nodes}")))["failure"].split("; ")[1] for nodes in said} == said
 
 
-def test_own_nodes_that_are_off_are_told(shipped):
-    """They count in the bill, and are no spares of units that are on; and a controller switches units."""
-    own = [{"kind": "own", "nodes": 128, "usd_per_gpu_hour": 1.4}]
-    changes = {"cost.supplies": own, "kubernetes.controller": {}}
-    lines = lines_of(shipped(**changes))
+def test_nodes_that_are_off_are_no_spares(shipped):
+    """They belong to units that a controller turns on again."""
+    lines = lines_of(shipped(**{"kubernetes.controller": {}}))
 
     assert "; out until repaired: no node is a spare (the 210 off belong to other units);" in lines["failure"]
-    assert lines["cost"].startswith("$75,686 a day, $2,352 of it for own nodes that are off; ")
     assert lines["day"].endswith("; kubernetes.controller switches units")
 
 

@@ -27,7 +27,6 @@ ALL = PAIR | {
     "traffic": {"input_tokens": 1, "output_tokens": 1},
     "cost": {
         "usd_per_gpu_hour": 1,
-        "supplies": [{"kind": "spot", "usd_per_gpu_hour": 1}],
         "prices": {"input_hit": 1, "input_miss": 1, "output": 1},
     },
     "operating_point": {"decode": {}, "mixed": {}},
