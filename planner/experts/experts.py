@@ -71,10 +71,16 @@ def check_call(call: ExpertsCall) -> ExpertsJob:
 
 def make_map(job: ExpertsJob) -> ExpertMap:
     """Return the balanced expert map for `job`."""
-    call, sizes = job.call, job.sizes
-    options = {"num_nodes": call.nodes, "num_groups": call.groups}
+    call = job.call
     return balance(
-        job.loads, sizes.num_slots, call.gpus, call.effort, policy=call.policy, previous=job.previous, **options
+        job.loads,
+        job.sizes.num_slots,
+        call.gpus,
+        call.effort,
+        num_nodes=call.nodes,
+        num_groups=call.groups,
+        policy=call.policy,
+        previous=job.previous,
     )
 
 
