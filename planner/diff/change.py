@@ -160,7 +160,7 @@ class Sides(Part):
 
 
 class LossSides(Part):
-    """The worst loss by a failure of one GPU, node, rack or power domain, in the old and in the new plan."""
+    """The worst loss by a failure of one GPU, node or rack, in the old and in the new plan."""
 
     before: dict[str, Loss]
     after: dict[str, Loss]

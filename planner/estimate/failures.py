@@ -1,4 +1,4 @@
-"""Find how many units the loss of one GPU, node, rack or power domain stops, in the worst case, and for how long.
+"""Find how many units the loss of one GPU, node or rack stops, in the worst case, and for how long.
 
 A unit with a dead rank stops: its ranks step together, and the bundled runtime, like most, cannot continue without one
 of them. So the report counts whole units as lost. On a spare a unit serves again after a warm-up; without a spare it is
@@ -7,7 +7,6 @@ out until somebody repairs the node. How often parts fail is not estimated.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
-from typing import Literal
 
 from planner.facts.day import MINUTE_S
 from planner.facts.part import Part
@@ -22,27 +21,22 @@ from planner.spec.undecided import is_undecided
 
 HOUR_S = 3600
 
-SharedDomain = Literal["rack", "power"]  # domains that units can share
-
-SHARED_DOMAINS: tuple[SharedDomain, ...] = ("rack", "power")
-
 
 class Loss(Part):
     """The most units of a phase that stop when one failure domain of a kind is lost."""
 
     units: int  # units of the phase that stop
     of_units: int  # all units of the phase
-    at: str  # the lost rank, node, rack or power domain
+    at: str  # the lost rank, node or rack
 
 
 def report_failures(spec: ResolvedSpec, units: Sequence[Unit]) -> dict[Phase, dict[str, Loss]]:
     """Return, for each phase, the most units that losing one domain stops, by kind of domain, smallest kind first.
 
-    The kinds are GPU and node, and rack and power if the spec names them.
+    The kinds are GPU and node, and rack if the spec names racks.
     """
-    nodes = nodes_of(spec.cluster)
-    places = {kind: named_places(nodes, kind) for kind in SHARED_DOMAINS}
-    return {phase: dict(_losses([each for each in units if each.phase == phase], places)) for phase in spec.phases}
+    rack_of = named_places(nodes_of(spec.cluster), "rack")
+    return {phase: dict(_losses([each for each in units if each.phase == phase], rack_of)) for phase in spec.phases}
 
 
 def recovery_s(spec: Spec) -> float:
@@ -73,24 +67,20 @@ def suggest_spare(spec: Spec, units: Iterable[Unit], phase: Phase) -> str:
     return f"with cluster.spares: [{idle[-1]}] the unit serves again after {minutes} min"
 
 
-def _losses(units: Sequence[Unit], places: Mapping[SharedDomain, Mapping[str, str]]) -> Iterator[tuple[str, Loss]]:
+def _losses(units: Sequence[Unit], rack_of: Mapping[str, str]) -> Iterator[tuple[str, Loss]]:
     yield "gpu", Loss(units=1, of_units=len(units), at=f"{units[0].name} rank 0")
     yield "node", Loss(units=1, of_units=len(units), at=units[0].nodes[0])
-    for domain in SHARED_DOMAINS:
-        if loss := _worst_shared_loss(units, places[domain]):
-            yield domain, loss
+    if loss := _worst_rack(units, rack_of):
+        yield "rack", loss
 
 
-def _worst_shared_loss(units: Sequence[Unit], place_of: Mapping[str, str]) -> Loss | None:
-    """Return the loss of the domain that stops most units, or None if some node has no named domain.
-
-    `place_of` has the rack, or the power domain, of each node.
-    """
-    stopped: dict[str, set[str]] = {}  # place -> units with a node there
+def _worst_rack(units: Sequence[Unit], rack_of: Mapping[str, str]) -> Loss | None:
+    """Return the loss of the rack that stops most units, or None if the spec names no racks."""
+    stopped: dict[str, set[str]] = {}  # rack -> units with a node there
     for unit in units:
         for name in unit.nodes:
-            stopped.setdefault(place_of[name], set()).add(unit.name)
+            stopped.setdefault(rack_of[name], set()).add(unit.name)
     if "" in stopped:
         return None
-    worst = max(stopped, key=lambda place: len(stopped[place]))  # the first of equals
+    worst = max(stopped, key=lambda rack: len(stopped[rack]))  # the first of equals
     return Loss(units=len(stopped[worst]), of_units=len(units), at=worst)

@@ -1,8 +1,8 @@
 """The nodes of a cluster, from a number or a list in the spec, and which of them are usable.
 
-If the spec has only a number, nodes are named node-0, node-1, ... and fill racks, leaf switches and power domains of
-equal sizes in order. A list gives name and places of each node, and says which nodes take no pods. A plan does not use
-those, and says why. Spares stay free of units as well, to replace a lost node.
+If the spec has only a number, nodes are named node-0, node-1, ... and fill racks and leaf switches of equal sizes in
+order. A list gives name and places of each node, and says which nodes take no pods. A plan does not use those, and says
+why. Spares stay free of units as well, to replace a lost node.
 
 An HGX NVLink domain is one node. An NVL72 domain is 18 nodes of four GPUs, so placement decides whether a unit's
 traffic takes NVLink or the network. Consecutive nodes of a rack are assumed to form a domain, because no inventory says
@@ -22,7 +22,7 @@ from planner.spec.cluster import ClusterSpec, NodeSpec
 from planner.spec.pods import TolerationSpec
 from planner.spec.resolved import ResolvedSpec
 
-PlaceKind = Literal["leaf", "rack", "power"]
+PlaceKind = Literal["leaf", "rack"]
 
 SPARE = "a spare"
 REPELLING_EFFECTS = ("NoSchedule", "NoExecute")  # PreferNoSchedule only discourages
@@ -30,13 +30,12 @@ REPELLING_EFFECTS = ("NoSchedule", "NoExecute")  # PreferNoSchedule only discour
 
 @dataclass(frozen=True)
 class Node:
-    """A node with its rack, leaf switch and power domain; each of these is empty if the spec does not name it."""
+    """A node with its rack and leaf switch; each of these is empty if the spec does not name it."""
 
     index: int
     name: str
     rack: str
     leaf: str
-    power: str
     unusable: str | None  # why no unit may be placed on it; None for a usable node
     gpu: str = ""
 
@@ -76,7 +75,7 @@ def spares_with(cluster: ClusterSpec, gpu: str, tolerations: Sequence[Toleration
 
 
 def named_places(nodes: Iterable[Node], kind: PlaceKind) -> dict[str, str]:
-    """Return node -> the name of its leaf switch, rack or power domain, by `kind`.
+    """Return node -> the name of its leaf switch or rack, by `kind`.
 
     If only some places are named, each other node is a place of its own. If none is named, all names are empty.
     """
@@ -118,7 +117,6 @@ def _make_node(cluster: ClusterSpec, index: int) -> Node:
         name=names.logical_node(index),
         rack=_place("rack", index, cluster.rack_size),
         leaf=_place("leaf", index, cluster.leaf_size),
-        power=_place("power", index, cluster.power_domain_size),
         unusable=None,
         gpu=cluster.gpu_name,
     )
@@ -133,7 +131,7 @@ def _read_node(
 ) -> Node:
     gpu = node.gpu or cluster.gpu_name
     why_not = _find_obstacle(cluster, node, gpu, used, repelling_taint(node.taints, tolerations))
-    return Node(index, node.name, node.rack or "", node.leaf or "", node.power or "", why_not, gpu)
+    return Node(index, node.name, node.rack or "", node.leaf or "", why_not, gpu)
 
 
 def _find_obstacle(

@@ -5,7 +5,7 @@ a unit keeps its nodes if it needs as many as before and all are usable. The oth
 placement is judged by these goals, in this order, each with a bound (`quality.py`):
     1. each unit under as few leaf switches as possible, or in as few NVLink domains if these have several nodes
     2. states of the schedule that use few nodes leave whole racks free
-    3. losing a rack or a power domain stops as few decode units as possible
+    3. losing a rack stops as few decode units as possible
     4. units that cannot keep all their previous nodes keep as many as possible
 
 How the files go together:

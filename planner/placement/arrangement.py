@@ -4,7 +4,6 @@ A step of the search changes only two cells. `quality.measure` would count all u
 """
 
 from collections import Counter
-from collections.abc import Sequence
 
 from planner.placement.task import Assignment, Places, Task
 
@@ -22,9 +21,8 @@ class Arrangement:
         producers = set(task.producers)
         self._leaves = _TouchCounter(task.leaves, producers) if task.leaves else None
         self._racks = _RackCounter(task, producers) if task.racks else None
-        self._powers = _TouchCounter(task.powers, producers) if task.powers else None
         self._inner = _LeafRackCounter(task) if task.cells[0].racks else None
-        self._touching = [each for each in (self._leaves, self._racks, self._inner, self._powers) if each]
+        self._touching = [each for each in (self._leaves, self._racks, self._inner) if each]
         self._kept = 0
         self._to_keep = sum(task.units[unit].num_nodes for unit in task.had_nodes)
         for unit, cells in enumerate(assignment):
@@ -42,7 +40,8 @@ class Arrangement:
 
     def counts(self) -> tuple[int, ...]:
         """Return the counts that `quality.measure` would return for the assignment."""
-        return (*self._sums(), *(each.worst() for each in self._loss_counters()), *self._moves())
+        racks = self._racks_at_risk
+        return (*self._sums(), *([racks.worst()] if racks else []), *self._moves())
 
     def _sums(self) -> list[int]:
         racks = self._racks or self._inner
@@ -54,31 +53,18 @@ class Arrangement:
     def rating(self) -> tuple[int, ...]:
         """Return the sort key of the placement; lower is better: the counts, then crowding, then moves.
 
-        Crowding tells how much units that should not be lost together share racks and power domains. Crowding falls
-        before the worst loss does: a unit has left a power domain only when its last rack there is free. Moves alone
-        never justify a step. If cells are whole leaves, the crowding of leaves stands for that of racks and domains.
+        Crowding tells how much units that should not be lost together share racks. It falls before the worst loss does.
+        Moves alone never justify a step. If cells are whole leaves, the crowding of leaves stands for that of racks.
         """
-        losing = self._loss_counters()
-        crowded = losing or ([self._leaves] if self._leaves else [])
-        losses = [each.worst() for each in losing]
-        crowding = (*(each.crowding for each in crowded), *([-self._powers.gathered] if self._powers else []))
+        racks = self._racks_at_risk
+        crowded = racks or self._leaves
+        losses, crowding = [racks.worst()] if racks else [], [crowded.crowding] if crowded else []
         return (*self._sums(), *losses, *crowding, *self._moves())
 
-    def _loss_counters(self) -> list["_TouchCounter"]:
-        return [each for each in (self._racks, self._powers) if each] if self.task.producers else []
-
-    def cells_losing_most(self, goal: Sequence[int]) -> list[int]:
-        """Return the cells of the power domains whose loss stops most producers; empty if `goal` allows so many.
-
-        `goal` has a bound for each count.
-        """
-        powers = self.task.powers
-        if self._powers is None or powers is None or not self.task.producers:
-            return []
-        worst = self._powers.worst()
-        if worst <= goal[len(self._sums()) + len(self._loss_counters()) - 1]:
-            return []
-        return [cell for cell, power in enumerate(powers.of_cell) if self._powers.loss(power) == worst]
+    @property
+    def _racks_at_risk(self) -> "_RackCounter | None":
+        """The racks; None if the spec names none, or if no unit produces tokens that the loss of a rack would cost."""
+        return self._racks if self.task.producers else None
 
     def _add(self, unit: int, cell: int, count: int) -> None:
         here = self.cells_of_unit[unit]
@@ -96,12 +82,11 @@ class Arrangement:
 
 
 class _TouchCounter:
-    """Counts each unit's nodes in each place (leaf, rack or power domain), and what the loss of a place stops."""
+    """Counts each unit's nodes in each place (leaf or rack), and what the loss of a place stops."""
 
     def __init__(self, places: Places, producers: set[int]) -> None:
         self.total = 0  # places with nodes of a unit, summed over units
         self.crowding = 0  # squares of the losses, summed over places
-        self.gathered = 0  # squares of each producer's nodes in each place, summed over units and places
         self.units: list[dict[int, int]] = [{} for _ in places.sizes]  # place -> unit -> its nodes there
         self._of_cell = places.of_cell
         self._producers = producers
@@ -116,8 +101,6 @@ class _TouchCounter:
             here[unit] = was + count
         else:
             del here[unit]
-        if unit in self._producers:
-            self.gathered += (was + count) ** 2 - was**2
         if not was or not was + count:
             self.record(unit, place, 1 if count > 0 else -1)
 
@@ -134,10 +117,6 @@ class _TouchCounter:
     def worst(self) -> int:
         """Return the largest number of producers that have nodes in one place."""
         return max(loss for loss, places in self._places_with.items() if places)
-
-    def loss(self, place: int) -> int:
-        """Return how many producers have nodes in `place`."""
-        return self._losses[place]
 
 
 class _RackCounter(_TouchCounter):

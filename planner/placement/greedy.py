@@ -50,7 +50,7 @@ def leafwise_task(task: Task) -> Task:
         for cell in own:
             in_rack[cell.rack] = in_rack.get(cell.rack, 0) + len(cell.nodes)
         racks = tuple(sorted(in_rack.values(), reverse=True)) if task.racks else ()
-        cells.append(Cell(own[0].leaf, "", "", tuple(node for cell in own for node in cell.nodes), racks))
+        cells.append(Cell(own[0].leaf, "", tuple(node for cell in own for node in cell.nodes), racks))
     before = tuple(
         Counter(leaf_of[cell] for cell, count in own.items() for _ in range(count)) for own in task.kept_assignment
     )

@@ -1,7 +1,6 @@
 """Improve a placement by local search over changes of the units that may move.
 
 The search tries, in this order:
-    swap       two racks of one leaf swap all their units, if one is in a power domain with most decode units
     shift      a unit moves all its nodes of one cell to free nodes of another
     exchange   two units exchange nodes of two cells, as many as both have
 
@@ -10,7 +9,6 @@ on the machine.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 
 from planner.placement.arrangement import Arrangement, Step
 from planner.placement.task import Assignment, Task
@@ -28,7 +26,7 @@ def improve(task: Task, assignment: Assignment, tries: int, goal: Sequence[int])
     tried, found = 0, True
     while found:
         found = False
-        for steps in _candidates(arrangement, goal):
+        for steps in _candidates(arrangement):
             if tried == tries or best_counts == tuple(goal):
                 return best, tried
             tried += 1
@@ -48,9 +46,8 @@ def _carry_out(arrangement: Arrangement, steps: Sequence[Step]) -> None:
         arrangement.shift(*step)
 
 
-def _candidates(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
+def _candidates(arrangement: Arrangement) -> Iterator[list[Step]]:
     """Yield the changes worth trying, each as steps that are possible at the time when it is yielded."""
-    yield from _swaps(arrangement, goal)
     for unit in arrangement.task.movable:
         for source in list(arrangement.cells_of_unit[unit]):
             yield from _shifts(arrangement, unit, source)
@@ -77,22 +74,3 @@ def _changes_only_names(arrangement: Arrangement, one: int, other: int) -> bool:
     """Return whether units `one` and `other` are alike and in one cell each, so that an exchange changes no count."""
     is_whole = len(arrangement.cells_of_unit[one]) == len(arrangement.cells_of_unit[other]) == 1
     return is_whole and arrangement.task.are_alike(one, other)
-
-
-def _swaps(arrangement: Arrangement, goal: Sequence[int]) -> Iterator[list[Step]]:
-    """Yield exchanges of all units between two cells of equal size under one leaf, in different power domains.
-
-    One cell is in a power domain whose loss stops most units. An exchange changes no unit's number of racks.
-    """
-    task = arrangement.task
-    for one, other in product(arrangement.cells_losing_most(goal), range(len(task.cells))):
-        assert task.powers
-        is_other_power = task.powers.of_cell[one] != task.powers.of_cell[other]
-        is_same_leaf = task.leaves is None or task.leaves.of_cell[one] == task.leaves.of_cell[other]
-        mine, theirs = arrangement.units_in_cell[one], arrangement.units_in_cell[other]
-        is_movable = task.kept.isdisjoint(mine.keys() | theirs.keys())
-        if is_movable and is_other_power and is_same_leaf and task.sizes[one] == task.sizes[other]:
-            yield [
-                *((unit, one, other, count) for unit, count in mine.items()),
-                *((unit, other, one, count) for unit, count in theirs.items()),
-            ]

@@ -1,10 +1,9 @@
-"""The quality of a placement: five counts, each with a bound.
+"""The quality of a placement: four counts, each with a bound.
 
 The counts are whole numbers, in the order in which they matter; less is better:
     leaves       leaf switches that a unit is under, summed over units; `domains` counts NVLink domains instead
     racks        racks with an active unit, summed over the states of the day: other work can use the rest
     rack_loss    decode units that the loss of one rack stops, at worst; mixed units if there is no decode
-    power_loss   decode units that the loss of one power domain stops, at worst; likewise
     moves        nodes of units that these did not have in the previous plan
 
 A count is left out if the spec names none of its places, such as racks. If the spec names some, a node without a named
@@ -51,8 +50,7 @@ def measure(task: Task, assignment: Assignment) -> tuple[Objective, ...]:
     counts = [
         _leaves(task, assignment),
         _racks(task, assignment),
-        _worst_loss(task, assignment, "rack_loss", "rack", task.racks),
-        _worst_loss(task, assignment, "power_loss", "power domain", task.powers),
+        _rack_loss(task, assignment),
         _count_new_nodes(task, assignment),
     ]
     return tuple(count for count in counts if count is not None)
@@ -99,19 +97,20 @@ def _racks_needed(task: Task, assignment: Assignment) -> int:
     return value
 
 
-def _worst_loss(task: Task, assignment: Assignment, name: str, kind: str, places: Places | None) -> Objective | None:
-    """Return the most producers that the loss of one of `places` stops; None without places or without producers.
+def _rack_loss(task: Task, assignment: Assignment) -> Objective | None:
+    """Return the most producers that the loss of one rack stops; None without racks or without producers.
 
-    A unit stops if it has a node in the lost place. The bound assumes that every unit is in as few places as hold its
-    nodes. `name` is the objective's name, `kind` the word for a place.
+    A unit stops if it has a node in the lost rack. The bound assumes that every unit is in as few racks as hold its
+    nodes.
     """
-    if places is None or not task.producers:
+    racks = task.racks
+    if racks is None or not task.producers:
         return None
-    touched = Counter(place for unit in task.producers for place in _touched(assignment[unit], places))
-    min_touched = sum(fewest_places(places.largest_first, task.units[unit].num_nodes) for unit in task.producers)
+    touched = Counter(rack for unit in task.producers for rack in _touched(assignment[unit], racks))
+    min_touched = sum(fewest_places(racks.largest_first, task.units[unit].num_nodes) for unit in task.producers)
     phase = task.units[task.producers[0]].phase
-    meaning = f"{phase} units that the loss of one {kind} stops, at worst"
-    return Objective(name, max(touched.values()), -(-min_touched // len(places.sizes)), meaning)
+    meaning = f"{phase} units that the loss of one rack stops, at worst"
+    return Objective("rack_loss", max(touched.values()), -(-min_touched // len(racks.sizes)), meaning)
 
 
 def _count_new_nodes(task: Task, assignment: Assignment) -> Objective | None:

@@ -1,6 +1,6 @@
 """The task of placement, reduced to whole numbers: each unit needs a number of nodes, and each cell has a number.
 
-A cell is all usable nodes with the same leaf switch, rack and power domain. These nodes are interchangeable, except
+A cell is all usable nodes with the same leaf switch and rack. These nodes are interchangeable, except
 that a unit may have had some of them before. So the search looks for an assignment: how many nodes of each cell each
 unit takes. `nodes.py` chooses the nodes afterwards.
 
@@ -16,10 +16,8 @@ from functools import cached_property
 from typing import Literal
 
 from planner.facts.terms import Phase
-from planner.layout.nodes import Node, PlaceKind, named_places
+from planner.layout.nodes import Node, named_places
 from planner.spec.schedule import ScheduleSpec
-
-PLACES: tuple[PlaceKind, ...] = ("leaf", "rack", "power")
 
 LeafKind = Literal["leaves", "domains"]  # leaf switches, or NVLink domains of several nodes
 
@@ -39,18 +37,17 @@ class UnplacedUnit:
 
 @dataclass(frozen=True)
 class Cell:
-    """All usable nodes with the same leaf, rack and power domain, which are interchangeable."""
+    """All usable nodes with the same leaf and rack, which are interchangeable."""
 
     leaf: str
     rack: str
-    power: str
     nodes: tuple[Node, ...]
     racks: tuple[int, ...] = ()  # if the cell is a whole leaf (`greedy.py`): sizes of its racks, largest first
 
 
 @dataclass(frozen=True)
 class Places:
-    """All leaves, all racks or all power domains of a task, by number."""
+    """All leaves or all racks of a task, by number."""
 
     of_cell: tuple[int, ...]  # cell -> its place
     sizes: tuple[int, ...]  # place -> number of usable nodes
@@ -115,11 +112,6 @@ class Task:
         return _places(self.cells, lambda cell: cell.rack)
 
     @cached_property
-    def powers(self) -> Places | None:
-        """The power domains; None if the spec names none."""
-        return _places(self.cells, lambda cell: cell.power)
-
-    @cached_property
     def states_on(self) -> tuple[int, ...]:
         """Unit -> the states in which the unit is on, as a bit mask: bit s is set for state s."""
         return tuple(
@@ -129,7 +121,7 @@ class Task:
 
     @cached_property
     def producers(self) -> tuple[int, ...]:
-        """The units that produce tokens, decode or mixed. Losing a rack or power domain should stop few of them."""
+        """The units that produce tokens, decode or mixed. Losing a rack should stop few of them."""
         return tuple(index for index, unit in enumerate(self.units) if unit.phase != "prefill")
 
     @cached_property
@@ -165,11 +157,10 @@ def make_task(
     `domains` has node -> its NVLink domain, if domains have several nodes. Domains then take the place of leaves,
     because traffic inside a domain uses no NIC and so no leaf switch.
     """
-    by_cell: dict[tuple[str, str, str], list[Node]] = {}
-    leaf, rack, power = (named_places(usable, kind) for kind in PLACES)
-    outer = domains or leaf
+    by_cell: dict[tuple[str, str], list[Node]] = {}
+    rack, outer = named_places(usable, "rack"), domains or named_places(usable, "leaf")
     for node in usable:
-        by_cell.setdefault((outer[node.name], rack[node.name], power[node.name]), []).append(node)
+        by_cell.setdefault((outer[node.name], rack[node.name]), []).append(node)
     cells = tuple(Cell(*place, tuple(nodes)) for place, nodes in by_cell.items())
     cell_of = {node.name: index for index, cell in enumerate(cells) for node in cell.nodes}
     kept = tuple(Counter(cell_of[name] for name in before.get(unit.name, ()) if name in cell_of) for unit in units)

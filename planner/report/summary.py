@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from planner.plan.row import Row
 from planner.report.report import Report, format_value
 
-DOMAINS = {"gpu": "GPU", "node": "node", "rack": "rack", "power": "power feed"}
+DOMAINS = {"gpu": "GPU", "node": "node", "rack": "rack"}
 NAMES = {"expert_load": "expert loads", "request_lengths": "request lengths"}
 MEMORY = {"cuda_graphs": "cuda_graph_bytes", "headroom": "headroom_bytes"}  # assumed part of memory -> its row
 MAX_TIMES = 130  # most characters of the list of hours with too little capacity

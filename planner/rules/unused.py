@@ -103,9 +103,9 @@ FIELDS = (
         "write nic too, for example nic: 400Gbps, or remove it",
     ),
     Unused(
-        tuple(f"cluster.{kind}_size" for kind in ("rack", "leaf", "power_domain")),
+        tuple(f"cluster.{kind}_size" for kind in ("rack", "leaf")),
         "with a list of nodes",
-        "each listed node gives its own rack, leaf and power",
+        "each listed node gives its own rack and leaf",
         lambda c: not isinstance(c["cluster.nodes"], int),
     ),
     Unused(

@@ -80,13 +80,6 @@ class NodeSpec(Section):
         description="Leaf switch of the node's NICs, in one line.",
         examples=["leaf-1"],
     )
-    power: str | None = Field(
-        default=None,
-        min_length=1,
-        pattern=ONE_LINE,
-        description="Power domain: nodes with the same name lose power together. In one line.",
-        examples=["pdu-1"],
-    )
     gpu: Annotated[str, one_of(GPUS, or_text=True)] | None = Field(
         default=None,
         min_length=1,
@@ -143,13 +136,6 @@ class ClusterSpec(Section):
     )
     leaf_size: int | None = Field(
         default=None, ge=1, le=20_000, description="Number of consecutive nodes at a leaf switch.", examples=[32]
-    )
-    power_domain_size: int | None = Field(
-        default=None,
-        ge=1,
-        le=20_000,
-        description="Number of consecutive nodes that lose power together.",
-        examples=[16],
     )
 
     @property

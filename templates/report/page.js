@@ -131,7 +131,7 @@ function follow(root) {
     const nodes = facts.nodes.flatMap((fact, node) => (fact.unit === unit ? [node] : []));
     for (const each of [name, short]) add(each, short, nodes, nodes.slice(0, 1)); // one lost node stops the unit
   });
-  for (const kind of ["rack", "leaf switch", "power feed"]) {
+  for (const kind of ["rack", "leaf switch"]) {
     for (const place of new Set(facts.nodes.map(({ places }) => places[kind]))) add(place, place, inPlace(kind, place));
   }
   function find(text) {

@@ -148,8 +148,6 @@ def cells_model(task, split=None):
             term for state in task.states for term in _racks_in_use(model, task, state, task.racks, takes)
         ]
         model.counts["rack_loss"] = worst(task.racks)
-    if task.powers:
-        model.counts["power_loss"] = worst(task.powers)
     return model
 
 

@@ -10,7 +10,7 @@ from planner.spec.schedule import active_minutes
 
 PUBLISHED = Path(__file__).parents[2] / "stacks" / "specs" / "deepseek-h800.yaml"
 UNITS = (("prefill", 29, 4), ("decode", 9, 18))  # phase, units, nodes of each
-RACK_SIZES = (4, 4, 3, 5, 4, 2, 4, 6)  # of the uneven inventory, under each leaf, four of them in a power domain
+RACK_SIZES = (4, 4, 3, 5, 4, 2, 4, 6)  # of the uneven inventory, under each leaf
 USABLE = 300  # of its nodes: every 17th is cordoned
 
 
@@ -19,10 +19,9 @@ def shapes():
     racks = {"rack_size": 4}
     return {
         "racks of 4": racks | {"nodes": 278},
-        "power domains of 16": racks | {"nodes": 278, "power_domain_size": 16},
-        "leaves of 32, no node to spare": racks | {"nodes": 278, "leaf_size": 32, "power_domain_size": 16},
+        "leaves of 32, no node to spare": racks | {"nodes": 278, "leaf_size": 32},
         "leaves of 32, 10 to spare": racks | {"nodes": 288, "leaf_size": 32},
-        "leaves of 32, 42 to spare": racks | {"nodes": 320, "leaf_size": 32, "power_domain_size": 16},
+        "leaves of 32, 42 to spare": racks | {"nodes": 320, "leaf_size": 32},
         "leaves of 16": racks | {"nodes": 278, "leaf_size": 16},
         "uneven racks, cordoned nodes": {"nodes": uneven_nodes()},
     }
@@ -33,7 +32,7 @@ def uneven_nodes():
     nodes, rack = [], 0
     while sum(not node["cordoned"] for node in nodes) < USABLE:
         for _ in range(RACK_SIZES[rack % 8]):
-            place = {"rack": f"r{rack}", "leaf": f"l{rack // 8}", "power": f"p{rack // 4}"}
+            place = {"rack": f"r{rack}", "leaf": f"l{rack // 8}"}
             nodes.append({"name": f"n{len(nodes)}", "cordoned": len(nodes) % 17 == 5} | place)
         rack += 1
     return nodes

@@ -82,8 +82,7 @@ def listed(num_nodes):
     if not pairs:
         prefill, decode = (1, 16), (1, 16)
     nodes = "".join(
-        f"    - {{name: gpu-{i:05}, rack: r{i // 4}, leaf: l{i // 32}, power: p{i // 16}, gpus: 8}}\n"
-        for i in range(num_nodes)
+        f"    - {{name: gpu-{i:05}, rack: r{i // 4}, leaf: l{i // 32}, gpus: 8}}\n" for i in range(num_nodes)
     )
     phases = "".join(
         f"{phase}: {{units: {units}, ep_size: {size}, redundant_experts: 32, precision: fp8, max_requests: 16}}\n"

@@ -1,7 +1,7 @@
 """The page's picture of nodes by rack: which unit each belongs to, when the unit is on, and what fails together.
 
 The picture shows one time of the day, which the reader chooses. A script in the page finds nodes and units by name, and
-counts what the loss of a node, rack, leaf switch or power feed would stop at that time.
+counts what the loss of a node, rack or leaf switch would stop at that time.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -99,7 +99,7 @@ def _page_data(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit
                 "unit": number_of[unit_of[node.name].name] if node.name in unit_of else -1,
                 "why": node.unusable or "",
                 "spare": node.is_spare,
-                "places": {"rack": node.rack, "leaf switch": node.leaf, "power feed": node.power},
+                "places": {"rack": node.rack, "leaf switch": node.leaf},
             }
             for node in nodes
         ],
@@ -150,17 +150,16 @@ def _hours_on(plan: Plan, unit: PlannedUnit) -> str:
 
 
 def _racks_tables(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -> Iterator[Table]:
-    """Yield a table of the units that stop with each rack, and one with each power feed, if the spec names any."""
-    for kind, title in (("rack", "rack"), ("power", "power feed")):
-        places: dict[str, list[str]] = {}
-        for node in nodes:
-            places.setdefault(getattr(node, kind), []).append(node.name)
-        if places.keys() != {""}:
-            rows = [
-                (place or "none", format_runs(inside), ", ".join(_units_on(plan, inside, unit_of)) or "nothing")
-                for place, inside in places.items()
-            ]
-            yield Table((title, "nodes", "units that stop with it"), rows, f"What fails with each {title}")
+    """Yield a table of the units that stop with each rack, if the spec names any."""
+    racks: dict[str, list[str]] = {}
+    for node in nodes:
+        racks.setdefault(node.rack, []).append(node.name)
+    if racks.keys() != {""}:
+        rows = [
+            (rack or "none", format_runs(inside), ", ".join(_units_on(plan, inside, unit_of)) or "nothing")
+            for rack, inside in racks.items()
+        ]
+        yield Table(("rack", "nodes", "units that stop with it"), rows, "What fails with each rack")
 
 
 def _units_on(plan: Plan, nodes: Sequence[str], unit_of: dict[str, PlannedUnit]) -> dict[str, None]:

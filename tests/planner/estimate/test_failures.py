@@ -9,9 +9,9 @@ from tests.planner.layout.test_memory import PAIR
 
 @pytest.mark.slow
 def test_the_plan_says_what_a_failure_stops(plan_of):
-    """One GPU stops a unit, and the loss of the power of all nodes stops both."""
+    """One GPU stops a unit, and the loss of the rack of all nodes stops both."""
     spec = PAIR | {
-        "cluster": {"gpu": "h800", "nodes": 54, "gpus_per_node": 8, "rack_size": 4, "power_domain_size": 54},
+        "cluster": {"gpu": "h800", "nodes": 54, "gpus_per_node": 8, "rack_size": 54},
         "prefill": PAIR["prefill"] | {"ep_size": 32},
         "decode": PAIR["decode"] | {"units": 2},
     }
@@ -22,9 +22,8 @@ def test_the_plan_says_what_a_failure_stops(plan_of):
         "gpu": 2,
         "node": 2,
         "rack": 2,
-        "power": 2,
     }
-    assert failures["decode"]["power"]["units"] == 2
+    assert failures["decode"]["rack"]["units"] == 2
 
 
 def test_places_that_the_spec_does_not_name_are_left_out(plan_of):

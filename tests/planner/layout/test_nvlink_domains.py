@@ -12,7 +12,7 @@ OWN = replace(GPUS["h800"], nvlink_domain=16, nvlink_leaves_node=True)
 
 def domain_sizes(gpu, gpus_per_node, racks):
     """The lengths of the runs of nodes that one NVLink joins; `racks` has the rack of each node, in a row."""
-    nodes = [Node(index, f"n{index}", rack, "", "", None) for index, rack in enumerate(racks)]
+    nodes = [Node(index, f"n{index}", rack, "", None) for index, rack in enumerate(racks)]
     domains = list(nvlink_domains(nodes, gpu, gpus_per_node).values())
     return [domains.count(each) for each in dict.fromkeys(domains)]
 

@@ -30,7 +30,7 @@ LISTED = """\
     - {name: b2, rack: b, leaf: l1, gpu: h20}
     - {name: c1, rack: c, leaf: l2, gpus: 1}
     - {name: c2, rack: c, leaf: l2, taints: [spot:PreferNoSchedule]}
-    - {name: d1, rack: d, leaf: l2, power: p1}
+    - {name: d1, rack: d, leaf: l2}
 """
 
 
@@ -41,7 +41,7 @@ DECODE_OVER_RACKS = "  ep_size: 1152\n  redundant_experts: 1120"
 def cases(draw, max_nodes=20):
     """A cluster, units of two phases, and when they are on."""
     nodes = draw(st.integers(1, max_nodes))
-    sizes = {key: draw(st.none() | st.integers(1, nodes)) for key in ("rack_size", "leaf_size", "power_domain_size")}
+    sizes = {key: draw(st.none() | st.integers(1, nodes)) for key in ("rack_size", "leaf_size")}
     layouts = [
         SimpleNamespace(
             phase=phase,
@@ -207,11 +207,8 @@ def counted(units, assignment, schedule):
             for on in states
         ]
         counts.append(sum(map(len, used)))
-    for kind in ("rack", "power"):
-        if getattr(nodes[0], kind):
-            decode = [own for unit, own in zip(units, assignment, strict=True) if unit[0] == "decode"]
-            touched = Counter(place for own in decode for place in {getattr(node, kind) for node in own})
-            counts.append(max(touched.values()))
+        decode = [own for unit, own in zip(units, assignment, strict=True) if unit[0] == "decode"]
+        counts.append(max(Counter(rack for own in decode for rack in {node.rack for node in own}).values()))
     return counts
 
 

@@ -23,7 +23,7 @@ EVERYTHING = tuple(all_kinds())
 SMALL = {"config": "config.json"}  # 32 experts in 4 MoE layers
 OWN_GPU = {"name": "own", "memory": "200GiB", "nvlink": "400GB/s", "nic": "400Gbps", "gpus_per_nic": 2}
 PAIR = {"prefill", "decode"}
-PLACES = ("rack", "leaf", "power")
+PLACES = ("rack", "leaf")
 ODD_TEXTS = ("x", "-", "é", "Not a Name", "../..", "7", "x" * 300)
 
 # Texts that are right, where the schema's example names what is not there or only one of several kinds.
