@@ -17,7 +17,6 @@ from planner.layout.unit import Unit
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schedule import ScheduleSpec
 from planner.spec.schema import Spec
-from planner.spec.undecided import is_undecided
 
 HOUR_S = 3600
 
@@ -42,7 +41,7 @@ def report_failures(spec: ResolvedSpec, units: Sequence[Unit]) -> dict[Phase, di
 def recovery_s(spec: Spec) -> float:
     """Return the seconds from a node's loss until its unit serves again on a spare: those of a warm-up."""
     usual = read_seconds(ScheduleSpec.model_fields["warm_up"].default) or 0.0
-    return usual if spec.schedule is None or is_undecided(spec.schedule.warm_up) else spec.schedule.warm_up
+    return usual if spec.schedule is None else spec.schedule.warm_up
 
 
 def outage_share(spec: Spec, phase: Phase) -> float:

@@ -29,7 +29,7 @@ def units_are_ready_in_time(c: Candidate) -> Iterator[Finding]:
     """Reject a `warm_up` that is shorter than the longest start of units in the schedule."""
     schedule, times = c.resolved.written.schedule, c.start_times
     if schedule is not None and times is not None:
-        yield from find_late_starts(schedule, times, is_auto="schedule.warm_up" in c.resolved.document.autos)
+        yield from find_late_starts(schedule, times)
 
 
 def experts_survive_failures(c: Candidate) -> Iterator[Finding]:

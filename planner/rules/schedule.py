@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from planner.facts.calendar import is_timezone, nearest_timezone
-from planner.facts.catalog import GPUS
 from planner.facts.terms import PHASES, Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix, apply_change, did_you_mean, for_example, nearest, removal
@@ -43,16 +42,6 @@ def auto_windows_need_profile(c: ValidValues) -> Iterator[Finding]:
         reason = "auto windows follow the demand of each hour"
         fix = "write traffic.profile: the demand of each of 24 hours"
         yield Finding("schedule.windows", AUTO, rule, reason, fix)
-
-
-def auto_warm_up_needs_gpu_memory(c: ValidValues) -> Iterator[Finding]:
-    """Reject `warm_up: auto` on GPUs of unknown memory: nobody knows then how many bytes a unit loads."""
-    gpus = [GPUS.get(c.get(f"{phase}.gpu") or "", c.gpu) for phase in c.phases]
-    if c.is_open("schedule.warm_up") and any(gpu.usable_bytes is None for gpu in gpus):
-        rule = "S523 must be a time, since the GPU's memory is not known"
-        reason = "auto computes the time from the bytes that a unit loads, and these follow from its memory"
-        fix = "write a time that you have measured, such as 10min"
-        yield Finding("schedule.warm_up", AUTO, rule, reason, fix)
 
 
 def timezone_is_known(c: ValidValues) -> Iterator[Finding]:
@@ -133,7 +122,6 @@ def _offer_counts(place: str, given: list[str], wanted: list[str]) -> Fix | str:
 
 RULES = (
     Rule("S516", "fields", auto_windows_need_profile),
-    Rule("S523", "resolved", auto_warm_up_needs_gpu_memory),
     Rule("S518", "fields", timezone_is_known),
     Rule("S512", "fields", windows_set_units_of_each_phase, EACH_WINDOW),
     Rule("S513", "fields", phases_are_on_together, EACH_WINDOW),

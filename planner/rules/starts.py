@@ -19,34 +19,12 @@ LONGEST_S = 6 * 3600.0  # the most that schedule.warm_up accepts
 Starts = Sequence[tuple[Sequence[Start], int]]  # the starts of each recurring cycle of days, and its number of days
 
 
-def find_late_starts(schedule: ScheduleSpec, times: StartTimes, *, is_auto: bool) -> Iterator[Finding]:
-    """Yield a finding with the sufficient warm-up, if some start takes longer than the schedule's warm-up.
-
-    An auto warm-up is always long enough, so only starts longer than LONGEST_S are reported for it.
-    """
+def find_late_starts(schedule: ScheduleSpec, times: StartTimes) -> Iterator[Finding]:
+    """Yield a finding with the sufficient warm-up, if some start takes longer than the schedule's warm-up."""
     starts = _all_starts(schedule, times)
-    least = _least_warm_up(starts, times)
-    if any(each for each, _ in starts) and least > (LONGEST_S if is_auto else schedule.warm_up):
+    least = max(least_warm_up(each, times, num_days) for each, num_days in starts)
+    if any(each for each, _ in starts) and least > schedule.warm_up:
         yield _late_start(schedule, starts, times, least)
-
-
-def required_warm_up(schedule: ScheduleSpec, times: StartTimes) -> float:
-    """Return the shortest warm-up, in whole seconds, that suffices for every start of `schedule`."""
-    return _least_warm_up(_all_starts(schedule, times), times)
-
-
-def explain_longest_start(schedule: ScheduleSpec, times: StartTimes) -> str:
-    """Return a clause about the longest start of `schedule` and its stages."""
-    starts = _all_starts(schedule, times)
-    if not any(each for each, _ in starts):
-        return "no unit ever starts"
-    worst, loading = _longest_start(starts)
-    return f"what the start at {_time_in_words(worst)} takes: {_stages_in_words(worst, loading, times)}"
-
-
-def to_spec_time(seconds: float) -> str:
-    """Return seconds as a spec writes them, rounded up to whole seconds: at least `1s`."""
-    return f"{max(ceil(seconds), 1)}s"
 
 
 def _all_starts(schedule: ScheduleSpec, times: StartTimes) -> Starts:
@@ -68,20 +46,16 @@ def _windows(week: Sequence[Sequence[WindowSpec]], phases: Sequence[Phase]) -> l
     return found
 
 
-def _least_warm_up(starts: Starts, times: StartTimes) -> float:
-    return max(least_warm_up(each, times, num_days) for each, num_days in starts)
-
-
 def _late_start(schedule: ScheduleSpec, starts: Starts, times: StartTimes, least: float) -> Finding:
     worst, loading = _longest_start(starts)
-    takes = to_spec_time(least) if least < inf else "a day"
+    takes = _to_spec_time(least) if least < inf else "a day"
     rule = f"S763 must be at least {takes}, as long as the start at {_time_in_words(worst)} takes"
     fix: Fix | str = nearest(takes)
     if least > LONGEST_S:
         rule += ", and at most 6h"
         fix = "shorten the stages, let fewer units start at once, or read faster"
     reason = _stages_in_words(worst, loading, times)
-    return Finding("schedule.warm_up", to_spec_time(schedule.warm_up), rule, reason, fix)
+    return Finding("schedule.warm_up", _to_spec_time(schedule.warm_up), rule, reason, fix)
 
 
 def _longest_start(starts: Starts) -> tuple[Start, float]:
@@ -102,3 +76,8 @@ def _stages_in_words(start: Start, loading: float, times: StartTimes) -> str:
 
 def _time_in_words(start: Start) -> str:
     return hh_mm(start.minute)
+
+
+def _to_spec_time(seconds: float) -> str:
+    """Return a time in the form of a spec, rounded up to whole seconds, at least `1s`."""
+    return f"{max(ceil(seconds), 1)}s"

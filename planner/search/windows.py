@@ -1,25 +1,19 @@
-"""Decide `schedule.windows: auto` and `schedule.warm_up: auto`: choose the day with the fewest node-hours.
+"""Decide `schedule.windows: auto`: choose the day with the fewest node-hours.
 
 How much load one unit carries depends on what decided the number of units:
     the spec        the written units just carry the busiest entry of the profile; headroom comes on top
     the nodes       as many units as fit carry the busiest entry and its headroom
     speed           a unit carries its predicted rate under the SLO
 Afterwards the windows set the number of units, so `units` is removed from the phases.
-
-If windows and warm-up are both `auto`, they are decided together: a longer warm-up may change which units start at the
-same time, and so how long they read from storage. The warm-up only grows until it is long enough for the windows
-derived with it, so the search ends.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout, lay_out
-from planner.layout.memory import loaded_bytes, memory_of
 from planner.rules.check import change_spec
-from planner.rules.starts import LONGEST_S, explain_longest_start, required_warm_up, to_spec_time
 from planner.schedule.derived import (
     Demand,
     DerivedDay,
@@ -28,33 +22,26 @@ from planner.schedule.derived import (
     derive_days,
     round_up_units,
 )
-from planner.schedule.starts import StartTimes, start_times
 from planner.search.decision import Decision
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schedule import ScheduleSpec
 from planner.spec.traffic import TrafficSpec
 from planner.spec.undecided import AUTO, is_undecided
 
-MAX_ROUNDS = 64  # assumed: each round lengthens the warm-up because more units start at the same time
-
 
 def decide_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[ResolvedSpec, list[Decision]]:
-    """Return (spec, decisions), where `auto` windows and warm-up are replaced.
+    """Return (spec, decisions), where `auto` windows are replaced.
 
     `rates` has one unit's tokens/s for each phase whose number of units was decided by speed.
     """
     schedule = spec.written.schedule
-    if schedule is None:
+    if schedule is None or not is_undecided(schedule.windows):
         return spec, []
-    layouts = {phase: lay_out(spec, phase) for phase in spec.phases}
-    memory = [each for phase in spec.phases if (each := memory_of(spec, phase)) is not None]
-    times = start_times(spec.written, list(layouts.values()), loaded_bytes(memory))
-    spec, decisions = _decide_schedule(spec, schedule, layouts, rates, times)
-    decided = spec.written.schedule
-    if is_undecided(schedule.warm_up) and decided and times:
-        why = explain_longest_start(decided, times)
-        decisions.append(Decision("schedule.warm_up", to_spec_time(decided.warm_up), why))
-    return spec, decisions
+    days = _derive_days(spec, schedule, {phase: lay_out(spec, phase) for phase in spec.phases}, rates)
+    section = spec.document.data["schedule"]
+    written = ({} if section == AUTO else section) | _windows_data(spec, days)
+    values = {"schedule": written} | {f"{phase}.units": None for phase in spec.phases}
+    return change_spec(spec, values), _window_decisions(spec, days)
 
 
 def most_units(spec: ResolvedSpec, phase: Phase, written: int | None = None) -> int:
@@ -71,46 +58,6 @@ def most_units(spec: ResolvedSpec, phase: Phase, written: int | None = None) -> 
     return round_up_units(asked * (1 + schedule.headroom), schedule.min_units.of(phase))
 
 
-def _decide_schedule(
-    spec: ResolvedSpec,
-    schedule: ScheduleSpec,
-    layouts: Mapping[Phase, PhaseLayout],
-    rates: Mapping[Phase, float],
-    times: StartTimes | None,
-) -> tuple[ResolvedSpec, list[Decision]]:
-    """Return (spec, decisions about windows), where the schedule's `auto` fields are replaced."""
-    days_with = _day_planner(spec, schedule, layouts, rates) if is_undecided(schedule.windows) else None
-    values: dict[str, Any] = {}
-    if is_undecided(schedule.warm_up):
-        assert times is not None
-        warm_up = _find_warm_up(
-            lambda time: _replace_windows(schedule, spec, days_with(time)) if days_with else schedule, times
-        )
-        values["schedule.warm_up"] = to_spec_time(warm_up)
-    else:
-        warm_up = schedule.warm_up
-    if days_with is None:
-        return (change_spec(spec, values) if values else spec), []
-    days, section = days_with(warm_up), spec.document.data["schedule"]
-    written = ({} if section == AUTO else section) | _windows_data(spec, days)
-    values = {"schedule": written} | {f"{p}.units": None for p in spec.phases} | values
-    return change_spec(spec, values), _window_decisions(spec, days)
-
-
-def _find_warm_up(schedule_with: Callable[[float], ScheduleSpec], times: StartTimes) -> float:
-    """Return the shortest warm-up, in whole seconds, that suffices for every start of `schedule_with(warm_up)`.
-
-    Returns LONGEST_S if none suffices.
-    """
-    warm_up = 0.0
-    for _ in range(MAX_ROUNDS):
-        least = min(required_warm_up(schedule_with(warm_up), times), LONGEST_S)
-        if least <= warm_up:
-            break
-        warm_up = least
-    return warm_up
-
-
 def _windows_data(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, Any]:
     """Return the windows of ordinary and special days as data for the spec's section `schedule`."""
     traffic = spec.written.traffic
@@ -120,11 +67,6 @@ def _windows_data(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, A
         for each, day in zip(traffic.other_days, days[1:], strict=True)
     ]
     return {"windows": list(days[0].windows)} | ({"other_days": others} if others else {})
-
-
-def _replace_windows(schedule: ScheduleSpec, spec: ResolvedSpec, days: Sequence[DerivedDay]) -> ScheduleSpec:
-    """Return a schedule with the windows of `days`, the `start` section of `schedule`, and defaults for all else."""
-    return ScheduleSpec.model_validate(_windows_data(spec, days)).model_copy(update={"start": schedule.start})
 
 
 def _window_decisions(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> list[Decision]:
@@ -137,10 +79,10 @@ def _window_decisions(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> list[De
     return found
 
 
-def _day_planner(
+def _derive_days(
     spec: ResolvedSpec, schedule: ScheduleSpec, layouts: Mapping[Phase, PhaseLayout], rates: Mapping[Phase, float]
-) -> Callable[[float], tuple[DerivedDay, ...]]:
-    """Return a function from a warm-up in seconds to the derived windows of ordinary and special days."""
+) -> tuple[DerivedDay, ...]:
+    """Return the derived windows of ordinary and special days."""
     traffic = spec.written.traffic
     assert traffic is not None
     filling = {phase for phase in layouts.keys() - rates.keys() if f"{phase}.units" in spec.document.autos}
@@ -148,7 +90,7 @@ def _day_planner(
     days = [None, *(each.days[0] for each in traffic.other_days)]
     of_nodes = {phase: layouts[phase].num_units / (1 + schedule.headroom) for phase in filling}
     asked = [_required_units(traffic, each, layouts, rates, of_nodes) for each in days]
-    return lambda warm_up: derive_days(schedule.model_copy(update={"warm_up": warm_up}), asked, nodes_per_unit)
+    return derive_days(schedule, asked, nodes_per_unit)
 
 
 def _required_units(

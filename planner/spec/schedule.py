@@ -127,12 +127,11 @@ class ScheduleSpec(Section):
             [{"days": ["saturday", "sunday"], "windows": [{"at": "00:00", "prefill_units": 8, "decode_units": 2}]}]
         ],
     )
-    warm_up: Annotated[float, *quantity("time", least="1s", most="6h"), *OR_AUTO] = Field(
+    warm_up: Annotated[float, *quantity("time", least="1s", most="6h")] = Field(
         default="10min",
         validate_default=True,
-        description="Time for which a unit has its nodes before it serves, to read weights, join and capture graphs."
-        " With auto, the time that the longest start of the day takes.",
-        examples=["10min", "auto"],
+        description="Time for which a unit has its nodes before it serves, to read weights, join and capture graphs.",
+        examples=["10min"],
     )
     start: StartSpec = Field(
         default=StartSpec(),

@@ -153,7 +153,7 @@ def test_a_file_too_many_or_too_few_is_refused(folder):
         (("more",), 1, "S906"),
         (("spec", "decode", "more"), 1, "S906"),
         (("spec", "decode", "ep_size"), 0, "S906"),
-        (("spec", "schedule", "warm_up"), "auto", "S908"),
+        (("spec", "schedule", "warm_up"), "auto", "S906"),
         (("spec", "name"), "../river", "S209"),
         (("spec", "kubernetes", "namespace"), "a b", "S209"),
         (("model", "num_routed_experts"), 31, "S908"),

@@ -114,16 +114,23 @@ def spec_of(tmp_path, warm_up, storage):
     return check_spec(tmp_path / "spec.yaml")
 
 
-def test_an_auto_warm_up_is_the_least_possible(tmp_path):
-    """A plan with one second less is refused, and its stages end at the window."""
-    plan = run_passes(spec_of(tmp_path, "auto", "10GB/s"))
-    warm_up = plan.spec.schedule.warm_up
+def least_for(spec):
+    """The warm-up that a spec with too short a one is told, and why."""
+    with pytest.raises(InfeasibleError) as caught:
+        check_fit(spec)
+    (problem,) = caught.value.findings
+    (change,) = problem.changes
+    return change["schedule.warm_up"], problem
+
+
+def test_with_the_least_warm_up_the_stages_of_a_start_end_at_its_window(tmp_path):
+    """They are all there, and their sum is at most a second less."""
+    least, _ = least_for(spec_of(tmp_path, "1s", "10GB/s"))
+    plan = run_passes(spec_of(tmp_path, least, "10GB/s"))
     (_, up) = plan.schedule.transitions
-    with pytest.raises(InfeasibleError):
-        check_fit(spec_of(tmp_path, f"{warm_up - 1:g}s", "10GB/s"))
 
     assert [stage.name for stage in up.stages] == ["pods", "weights", "join", "maps", "graphs", "ready"]
-    assert warm_up - 1 < sum(stage.seconds for stage in up.stages) <= warm_up
+    assert float(least[:-1]) - 1 < sum(stage.seconds for stage in up.stages) <= float(least[:-1])
     assert up.starts == ("tide-prefill-1", "tide-decode-1")
     assert [step.free_racks for step in plan.schedule.steps] == [5, 0]
 
@@ -152,7 +159,7 @@ def test_a_day_without_starts_needs_no_warm_up(tmp_path):
 
 def test_the_morning_after_a_day_of_fewer_units_is_a_start_too(tmp_path):
     """All days have two units of each phase, Sundays one: Monday's midnight is the storm that needs the warm-up."""
-    text = SPEC.replace("WARM_UP", "auto").replace("STORAGE", "10GB/s")
+    text = SPEC.replace("WARM_UP", "1s").replace("STORAGE", "10GB/s")
     text = (
         text[: text.index("  windows:")]
         + """\
@@ -161,25 +168,8 @@ def test_the_morning_after_a_day_of_fewer_units_is_a_start_too(tmp_path):
 """
     )
     (tmp_path / "spec.yaml").write_text(text)
-    plan = run_passes(check_spec(tmp_path / "spec.yaml"))
-    (why,) = [each.why for each in plan.choice.decisions if each.path == "schedule.warm_up"]
+    least, problem = least_for(check_spec(tmp_path / "spec.yaml"))
 
-    assert plan.spec.schedule.warm_up == run_passes(spec_of(tmp_path, "auto", "10GB/s")).spec.schedule.warm_up
-    assert why.startswith("what the start at 00:00 takes: loading the weights of 1 prefill unit and 1 decode unit")
-
-
-def test_where_windows_follow_traffic_warm_up_and_windows_suit_each_other(tmp_path):
-    """DeepSeek's day at 5 GB/s of storage: the derived warm-up is the least for the windows that it leads to."""
-    text = SPEC.replace("nodes: 44", "nodes: 88").replace("WARM_UP", "auto").replace("STORAGE", "5GB/s")
-    text = text[: text.index("  windows:")] + "  windows: auto\n"
-    text = text.replace("prefill: {", "prefill: {units: 4, ").replace("decode: {", "decode: {units: 4, ")
-    profile = [0.3] * 6 + [0.6, 0.9, 1.0, 1.0] + [0.8] * 14
-    (tmp_path / "spec.yaml").write_text(
-        f"{text}traffic: {{input_tokens: 1e9, output_tokens: 1e9, profile: {profile}}}\n"
-    )
-    plan = run_passes(check_spec(tmp_path / "spec.yaml"))
-
-    longest = max(sum(stage.seconds for stage in each.stages) for each in plan.schedule.transitions)
-    assert plan.spec.schedule.warm_up - 1 < longest <= plan.spec.schedule.warm_up
-    (why,) = [each.why for each in plan.choice.decisions if each.path == "schedule.warm_up"]
-    assert "loading the weights of" in why
+    assert least == least_for(spec_of(tmp_path, "1s", "10GB/s"))[0]
+    assert "as long as the start at 00:00 takes" in problem.rule
+    assert problem.reason.startswith("loading the weights of 1 prefill unit and 1 decode unit")
