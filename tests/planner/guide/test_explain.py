@@ -62,7 +62,7 @@ def test_a_field_is_explained(capsys):
 
     told = json.loads(capsys.readouterr().out)
     assert (told["default"], told["units"], told["is_required"]) == ("10min", ["ms", "s", "min", "h"], False)
-    assert "S523" in told["rules"]
+    assert "S763" in told["rules"]
     assert "  unit     ms, s, min, h\n" in explanation_text(told)
 
 
