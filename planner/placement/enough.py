@@ -80,5 +80,5 @@ def _explain_unit_counts(spec: ResolvedSpec) -> str:
         return ""
     are_counted = any(f"{phase}.units" in spec.document.autos for phase in spec.phases)
     assuming = describe_assumed_lengths(spec.written) if are_counted else ""
-    counted_by = ". The number of units follows from traffic's busiest hour, traffic.capacity and schedule.min_units"
+    counted_by = ". The number of units follows from traffic's busiest hour and schedule.min_units"
     return f"{counted_by}. There auto {assuming}" if assuming else counted_by

@@ -19,7 +19,6 @@ AUTO_OPTIONS = {  # field -> options that have an effect only if the field is `a
     "schedule.windows": (
         *("schedule.headroom", "schedule.min_stay"),
         *(f"schedule.min_units.{phase}" for phase in PHASES),
-        "traffic.capacity",
     ),
 }
 SCHEDULE_OPTIONS = tuple(each for fields in AUTO_OPTIONS.values() for each in fields if each.startswith("schedule."))

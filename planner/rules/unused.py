@@ -155,18 +155,6 @@ FIELDS = (
         "write traffic.profile: the demand of each of the 24 hours of a usual day",
     ),
     Unused(
-        ("traffic.capacity",),
-        "without schedule.windows: auto",
-        "the planner does not change written windows",
-        lambda c: not c.autos & {"schedule", "schedule.windows"},
-    ),
-    Unused(
-        ("traffic.capacity",),
-        "with units: auto",
-        "it says what written units carry, and the planner counts all units",
-        lambda c: _has_open_windows(c) and all(c.is_open(f"{phase}.units") for phase in c.phases),
-    ),
-    Unused(
         ("cost.prices",),
         "without traffic",
         "income is the price times the tokens of a day",

@@ -73,12 +73,8 @@ def derive_days(
     )
 
 
-def demand_from_units(profile: Sequence[float], units: float, capacity: float | None = None) -> tuple[float, ...]:
-    """Return each profile entry's demand, as a number of units, `[entries]`; an entry of `capacity` takes `units`.
-
-    `capacity` defaults to the largest entry, which must be above 0.
-    """
-    most = capacity or max(profile)
+def demand_from_units(profile: Sequence[float], units: float, most: float) -> tuple[float, ...]:
+    """Return each profile entry's demand, as a number of units, `[entries]`; an entry of `most` takes `units`."""
     return tuple(units * demand / most for demand in profile)
 
 

@@ -47,15 +47,13 @@ def decide_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[Re
 def most_units(spec: ResolvedSpec, phase: Phase, written: int | None = None) -> int:
     """Return how many units of `phase` are on at the peak of the day. `written` replaces the spec's `units`.
 
-    With `windows: auto` the peak may need more units than written, because of `headroom`, `min_units`, or traffic
-    above `traffic.capacity`.
+    With `windows: auto` the peak may need more units than written, because of `headroom` or `min_units`.
     """
     number = spec.written.num_units(phase) if written is None else written
     schedule, traffic = spec.written.schedule, spec.written.traffic
     if schedule is None or traffic is None or not is_undecided(schedule.windows):
         return number
-    (asked,) = demand_from_units([traffic.busiest], number, traffic.capacity)
-    return round_up_units(asked * (1 + schedule.headroom), schedule.min_units.of(phase))
+    return round_up_units(number * (1 + schedule.headroom), schedule.min_units.of(phase))
 
 
 def _windows_data(spec: ResolvedSpec, days: Sequence[DerivedDay]) -> dict[str, Any]:
@@ -110,10 +108,8 @@ def _required_units(
     for phase, each in layouts.items():
         if phase in rates:
             asked[phase] = demand_from_rate(profile, scale * traffic.tokens_of(phase), rates[phase])
-        elif phase in of_nodes:
-            asked[phase] = demand_from_units(profile, of_nodes[phase], traffic.busiest)
         else:
-            asked[phase] = demand_from_units(profile, each.num_units, traffic.capacity or traffic.busiest)
+            asked[phase] = demand_from_units(profile, of_nodes.get(phase, each.num_units), traffic.busiest)
     return asked
 
 

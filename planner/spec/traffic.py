@@ -76,14 +76,6 @@ class TrafficSpec(Section):
         " Mooncake's conversations do.",
         examples=["conversations.jsonl"],
     )
-    capacity: float | None = Field(
-        default=None,
-        ge=1e-9,
-        le=MAX_TOKENS,
-        description="Demand that the units of the spec just serve, in the unit of the profile; by default the busiest"
-        " entry. If it is less than the busiest entry, windows: auto plans more units than the spec has.",
-        examples=[81422],
-    )
 
     def tokens_of(self, phase: Phase) -> float:
         """Return the tokens that `phase` computes in a day: prompt tokens that miss the cache, or output tokens."""

@@ -49,7 +49,7 @@ def rules(warm_up=600, drain=300):
 
 def planned(profile, units, rules):
     """The derived day, the nodes of its units, and what was asked for."""
-    asked = {phase: demand_from_units(profile, number) for phase, number in units.items()}
+    asked = {phase: demand_from_units(profile, number, max(profile)) for phase, number in units.items()}
     day = derive_days(rules, [asked], NODES)[0]
     return *day_of(day.windows, rules), asked
 

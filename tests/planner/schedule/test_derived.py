@@ -36,7 +36,7 @@ def schedule(warm_up=0, drain=0, **others):
 
 def asked_of(profile, units):
     """What a profile asks for where `units` just carry its busiest entry."""
-    return {phase: demand_from_units(profile, number) for phase, number in units.items()}
+    return {phase: demand_from_units(profile, number, max(profile)) for phase, number in units.items()}
 
 
 def minute(at):
@@ -160,7 +160,7 @@ def test_each_field_is_decided_once(tmp_path):
 def test_the_spec_of_a_plan_with_a_day_of_auto_plans_to_the_same_plan(tmp_path):
     """Its windows are written, so that what only auto heeded has no effect there: it stands at its default."""
     heeded = "{windows: auto, headroom: 0.1, min_units: {decode: 1}}"
-    (tmp_path / "spec.yaml").write_text(f"{PAIR}{TRAFFIC.replace('}', ', capacity: 2}')}schedule: {heeded}\n")
+    (tmp_path / "spec.yaml").write_text(f"{PAIR.replace('nodes: 44', 'nodes: 66')}{TRAFFIC}schedule: {heeded}\n")
     plan = run_passes(check_spec(tmp_path / "spec.yaml")).plan.as_json()
     (tmp_path / "again.json").write_text(json.dumps(plan["spec"]))
     again = run_passes(check_spec(tmp_path / "again.json")).plan.as_json()
@@ -250,10 +250,3 @@ def test_too_few_nodes_are_explained_by_the_traffic(saturday, tmp_path):
     reason = too_few_nodes(tmp_path, f"{spec}traffic: {json.dumps(traffic)}\nschedule: auto\n")
 
     assert "traffic's busiest hour" in reason
-
-
-def test_more_units_than_are_written_are_said_to_follow_from_capacity(tmp_path):
-    """Units that carry half of the busiest hour are too few, and nothing else in the spec says how many it takes."""
-    reason = too_few_nodes(tmp_path, f"{PAIR}{TRAFFIC.replace('}', ', capacity: 0.5}')}schedule: auto\n")
-
-    assert "traffic.capacity" in reason

@@ -70,7 +70,6 @@ def assert_one_least(given_nodes, spec_with):
     given_nodes=st.lists(st.integers(2, 40), min_size=3, max_size=6),
 )
 @example(8e9, HEADROOM, {}, TWO, {}, [], [1, 3, 4, 5, 9, 13])
-@example(8e9, HEADROOM, {}, TWO, {"capacity": 2}, [], [6, 7, 8, 9, 12])
 @example(8e9, HEADROOM, TWO, TWO, {}, [], [3, 4, 5, 6, 7])
 def test_the_least_number_of_nodes_plans_and_is_the_same_whatever_is_there(
     output_tokens, schedule, prefill, decode, traffic, spares, given_nodes
