@@ -45,7 +45,8 @@ with open(answers / "calls", "a") as calls:
     print(call, file=calls)
 for body in [word for word in sys.argv if word.startswith("body=@")]:
     (answers / "posted").write_text(pathlib.Path(body.removeprefix("body=@")).read_text())
-name = next((n for n in ("zip", "artifacts", "comments", "pulls") if n in call and "--method" not in call), None)
+names = ("zip", "artifacts", "comments", "pulls", "workflows")
+name = next((each for each in names if each in call and "--method" not in call), None)
 if name:
     sys.stdout.buffer.write((answers / name).read_bytes())
 """
@@ -556,21 +557,20 @@ with open(calls, "a") as file:
 """
 
 
-@pytest.mark.parametrize("forge", FORGES)
-def test_a_merge_promotes_what_it_changed(forge, repository):
-    """The next environment is given a copy; an environment behind one that is as before is left alone."""
+def _promote(forge, repository, before, last=""):
+    """Run each job that promotes after a merge onto `before`, beside a last run at `last`; return results and calls."""
     text = workflow_files(THREE, (forge,))[PROMOTES[forge]]
-    for each in THREE:
-        each.release.write_text("image: old")
-    _commit(repository)
-    Path("dev.release.yaml").write_text("image: new")
-    _commit(repository)
-    before = _git(repository, "rev-parse", "HEAD^").strip()
+    _git(repository, "push", "-q", "origin", "HEAD:refs/heads/merged")
     variables = {
         "BEFORE": before,
         "CI_COMMIT_BEFORE_SHA": before,
+        "CI_DEFAULT_BRANCH": "merged",
         "GITHUB_SERVER_URL": "https://g",
+        "GITHUB_REPOSITORY": "o/r",
+        "GITHUB_REF_NAME": "main",
+        "GITHUB_WORKFLOW_REF": "o/r/.github/workflows/tidemill-promote.yml@refs/heads/main",
         "CI_SERVER_URL": "https://g",
+        "CI_PROJECT_URL": "https://g/o/r",
     }
     if forge == "github":
         script = _step(text, "Propose")
@@ -578,23 +578,77 @@ def test_a_merge_promotes_what_it_changed(forge, repository):
     else:
         script = _script(text, "tidemill-promote")
         pairs = yaml.safe_load(text)["tidemill-promote"]["parallel"]["matrix"]
-    done = [
-        _run(
-            script,
-            repository,
-            {"tidemill": NOTED},
-            **variables,
-            **{name.upper(): value for name, value in each.items()},
+    programs = {"tidemill": NOTED, "gh": GH}
+    answers_of(repository).joinpath("workflows").write_text(last)
+    done = []
+    for each in pairs:
+        done.append(
+            _run(script, repository, programs, **variables, **{name.upper(): value for name, value in each.items()})
         )
-        for each in pairs
+        _git(repository, "checkout", "-q", "--", ".")
+    calls = (answers_of(repository) / "calls").read_text().splitlines()
+
+    assert [(each.returncode, each.stderr) for each in done] == [(0, "")] * len(done)
+    return [each.stdout for each in done], [each for each in calls if each.startswith("gitops")], calls
+
+
+@pytest.fixture
+def released(repository):
+    """A repository with a release file for each environment; what `repository` is, without changes that nobody made."""
+    for each in THREE:
+        each.release.write_text("image: old")
+    _commit(repository)
+    return repository
+
+
+@pytest.mark.parametrize("forge", FORGES)
+def test_a_merge_promotes_what_it_changed(forge, released):
+    """The next environment is given a copy; an environment behind one that is as before is left alone."""
+    before = _git(released, "rev-parse", "HEAD").strip()
+    Path("dev.release.yaml").write_text("image: new")
+    _commit(released)
+    said, proposals, _ = _promote(forge, released, before)
+
+    assert said[1].startswith("stage.release.yaml is as ")
+    assert proposals == [
+        "gitops propose spec.yaml -f stage.release.yaml -f stage.yaml deploy/stage "
+        f"--forge {forge} --forge-url https://g image: new"
     ]
 
-    assert [(each.returncode, each.stderr) for each in done] == [(0, ""), (0, "")]
-    assert done[1].stdout == "stage.release.yaml is as before.\n"
-    assert (answers_of(repository) / "calls").read_text() == (
-        "gitops propose spec.yaml -f stage.release.yaml -f stage.yaml deploy/stage "
-        f"--forge {forge} --forge-url https://g image: new\n"
+
+def test_a_cancelled_run_loses_no_promotion_on_github(released):
+    """Of the runs that wait GitHub keeps the newest alone: that one looks at all since the last run that succeeded."""
+    last = _git(released, "rev-parse", "HEAD").strip()
+    Path("dev.release.yaml").write_text("image: new")
+    _commit(released)
+    before = _git(released, "rev-parse", "HEAD").strip()
+    Path("stage.release.yaml").write_text("image: fixed")
+    _commit(released)
+    _, proposals, calls = _promote("github", released, before, last)
+
+    assert [each.rpartition(": ")[2] for each in proposals] == ["new", "fixed"]
+    assert calls[0].startswith(
+        "api repos/o/r/actions/workflows/tidemill-promote.yml/runs?branch=main&status=success&per_page=1 "
     )
+
+
+def test_a_job_that_promotes_takes_the_branch_as_it_is(released):
+    """It may have waited for another one, and an older state would replace what that one has proposed."""
+    before = _git(released, "rev-parse", "HEAD").strip()
+    for image in ("new", "newer"):
+        Path("dev.release.yaml").write_text(f"image: {image}")
+        _commit(released)
+    texts = {forge: workflow_files(THREE, (forge,))[PROMOTES[forge]] for forge in FORGES}
+    checkout = yaml.safe_load(texts["github"])["jobs"]["promote"]["steps"][0]
+    _git(released, "push", "-q", "origin", "HEAD:refs/heads/merged")
+    _git(released, "checkout", "-q", "--detach", "HEAD^")
+    variables = yaml.safe_load(texts["gitlab"])["tidemill-promote"]["parallel"]["matrix"][0]
+    urls = {"CI_SERVER_URL": "https://g", "CI_PROJECT_URL": "https://g/o/r"}
+    branch = {"CI_DEFAULT_BRANCH": "merged", "CI_COMMIT_BEFORE_SHA": before}
+    _run(_script(texts["gitlab"], "tidemill-promote"), released, {"tidemill": NOTED}, **variables, **urls, **branch)
+
+    assert checkout["with"]["ref"] == "${{ github.ref_name }}"
+    assert (answers_of(released) / "calls").read_text().endswith(" image: newer\n")
 
 
 PROMOTES = {"github": ".github/workflows/tidemill-promote.yml", "gitlab": ".gitlab/tidemill-promote.yml"}
@@ -650,7 +704,10 @@ def test_the_jobs_that_propose_run_only_what_was_merged():
 
     assert (set(promote[True]), set(loads[True])) == ({"push"}, {"schedule", "workflow_dispatch"})
     assert promote[True]["push"] == {"branches": ["main"], "paths": ["dev.release.yaml", "stage.release.yaml"]}
-    assert all(each["permissions"] == {"contents": "read"} for each in (promote, loads))
+    assert (promote["permissions"], loads["permissions"]) == (
+        {"actions": "read", "contents": "read"},
+        {"contents": "read"},
+    )
 
 
 @pytest.mark.parametrize("address", ["prometheus:9090", "http://ada:secret@prometheus:9090", "http://a b", "ftp://a"])
