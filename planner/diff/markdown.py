@@ -20,6 +20,7 @@ REFERENCES = (
     r"[@#!]|[%~$&^*](?=[\w\"])|\[(?=\w+:)|(?i:\bgh-)(?=\d)|\b[A-Z][A-Z\d]+-(?=\d)|:(?=//)|(?i:www)(?=\.)|\{(?=[+-])"
 )
 SPECIAL = re.compile(f"(?P<reference>{REFERENCES})|{SYNTAX}")
+AS_BEFORE = "as before: "  # how `wording.py` begins a line of figures that are the same
 LINE_END = "<br>"
 BREAK = "<!-- -->"  # invisible; separates a sign from the name behind it, so that forges link nothing
 MAX_TOPIC = 3000  # characters; GitHub takes 65,536 in a comment, and there are at most 17 topics
@@ -27,11 +28,12 @@ CUT = "... (--format json has what is cut)"
 
 
 def diff_markdown(change: Change) -> str:
-    """Return the change as markdown, ending with a newline."""
+    """Return the change as markdown, ending with a newline. Topics that say nothing new are folded with the details."""
     told = topics(change)
-    lines = [f"| **{change.verdict}** | {escaped(headline(change))} |", "|:--|:--|"]
-    lines += [f"| {each.name} | {_join_lines(each)} |" for each in told if not each.is_detail]
-    if details := [each for each in told if each.is_detail]:
+    details = [each for each in told if each.is_detail or all(line.startswith(AS_BEFORE) for line in each.lines)]
+    lines = [f"| **{change.verdict}** | {_show(headline(change))} |", "|:--|:--|"]
+    lines += [f"| {each.name} | {_join_lines(each)} |" for each in told if each not in details]
+    if details:
         lines += ["", f"<details><summary>{', '.join(each.name for each in details)}</summary>", ""]
         lines += [*(f"- **{each.name}**: {_join_lines(each)}" for each in details), "", "</details>"]
     return "".join(f"{line}\n" for line in lines)
@@ -39,10 +41,15 @@ def diff_markdown(change: Change) -> str:
 
 def _join_lines(topic: Topic) -> str:
     """Return as many of the topic's lines as fit into MAX_TOPIC characters, with a note if some are cut."""
-    lines = list(map(escaped, topic.lines))
+    lines = list(map(_show, topic.lines))
     ends = accumulate(len(line) + len(LINE_END) for line in lines)
     shown = [line for line, end in zip(lines, ends, strict=True) if end <= MAX_TOPIC]
     return LINE_END.join(shown if len(shown) == len(lines) else [*shown, CUT])
+
+
+def _show(line: str) -> str:
+    """Escape a line, and give it arrows: browsers break `->` in two at the end of a line."""
+    return escaped(line.replace(" -> ", " \N{RIGHTWARDS ARROW} "))
 
 
 def escaped(text: str) -> str:

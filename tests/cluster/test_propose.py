@@ -113,7 +113,7 @@ def test_one_pull_request_follows_the_change(gitea, checkout, capsys):
     assert (edited["title"], edited["body"]) == ("Please wait", f"Ask Bob first.\n{request['body']}")
     assert first["title"] == "deepseek-r1 (deploy): outage, restarts 3 units"
     assert "| **outage** | Change of deepseek-r1: plan" in first["body"]
-    assert escaped("image tidemill-runtime-gpu:0.1.0 -> tidemill-runtime-gpu:0.2.0") in first["body"]
+    assert "image tidemill-runtime-gpu:0.1.0 \N{RIGHTWARDS ARROW} tidemill-runtime-gpu:0.2.0" in first["body"]
     assert last["head"]["sha"] != first["head"]["sha"]
     assert last["body"].startswith(f"<!-- tidemill {last['head']['sha']} -->")
     assert "spec.yaml" in {each["filename"] for each in files}

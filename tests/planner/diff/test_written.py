@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from planner.compiler import run_passes
-from planner.diff.change import NodeMoves, UnitChange
+from planner.diff.change import NodeMoves, Sides, UnitChange
 from planner.diff.diff import compare_plans
 from planner.diff.markdown import diff_markdown
 from planner.diff.text import MAX_LINES, diff_text
@@ -176,6 +176,24 @@ def test_details_are_folded(change):
     assert "- **kept**: " in folded
     assert "- **assumed**: " in folded
     assert shown.startswith("| **rolling** | Change of deepseek-r1")
+
+
+def test_figures_that_stay_are_folded_too(change):
+    """A phase without a new figure says nothing that a reviewer has to read first."""
+    sides = next(each for each in change.performance.values() if each.after)
+    same = change.model_copy(update={"performance": {"decode": Sides(before=sides.after, after=sides.after)}})
+    shown, _, folded = diff_markdown(same).partition("<details>")
+
+    assert "| decode |" not in shown
+    assert "- **decode**: as before: " in folded
+
+
+def test_an_arrow_is_not_broken_in_two(change):
+    """Browsers break a line between - and >."""
+    shown = diff_markdown(change)
+
+    assert " \N{RIGHTWARDS ARROW} " in shown.splitlines()[0]
+    assert not re.search("->|-&#62;", re.sub("<!-- -->|<details>", "", shown))
 
 
 def test_its_json_has_the_published_shape(change):
