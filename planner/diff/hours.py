@@ -156,12 +156,10 @@ def has_controller(plan: Plan) -> bool:
 def full_unit_rate(plan: Plan, phase: Phase) -> float | None:
     """Return the maximum tokens/s of one unit, from the plan's demand in any hour with units; None if unknown."""
     demand, on = (plan.demand or {}).get(phase), _scheduled_units(plan, None)
-    stretches = () if demand is None else (demand, *demand.stretches)
-    found = (
-        each.most_tokens_per_s / _count_units(plan, phase, on.at(minute_of(each.at)))
-        for each in stretches
-        if each.most_tokens_per_s
-    )
+    if demand is None:
+        return None
+    rates = [(demand.at, demand.most_tokens_per_s), *((each.at, each.most_tokens_per_s) for each in demand.stretches)]
+    found = (rate / _count_units(plan, phase, on.at(minute_of(at))) for at, rate in rates if rate)
     return next(found, None)
 
 

@@ -1,9 +1,9 @@
 """Measure the new plan by what the old spec asks, promises and pays, too.
 
 A change may edit the yardsticks that it is judged by: traffic, promised latencies, the load at which latencies are
-predicted, and prices. With half the traffic half the units suffice, and without a promise none is missed. So the new
-plan is compiled again with the former sections in its spec, and each figure is judged twice. Of a promise the stricter
-one counts. What the former spec does not say stays as the new one says it.
+predicted, prices, and the rates of the same GPU. With half the traffic half the units suffice, and without a promise
+none is missed. So the new plan is compiled again with the former sections in its spec, and each figure is judged twice.
+Of a promise the stricter one counts. What the former spec does not say stays as the new one says it.
 
 Expert loads are no yardstick: they are measured, and both plans are judged under the new ones (`former.py`).
 """
@@ -25,6 +25,7 @@ from planner.spec.schema import Spec
 
 POINT = "operating_point"
 SECTIONS = ("traffic", "slo", POINT, "cost")
+GPU = "cluster.gpu"
 ZONE = "schedule.timezone"
 FORECAST = ("history", "quantile", "trace", "capacity")  # what a profile is made from, or decides units by
 SET = "set"
@@ -49,14 +50,28 @@ def measure_by_former(former: Plan, found: Compiled | Plan) -> Remeasured:
     Without figures of `former`, as in a rendered folder, the plan gets those of its demand alone.
     """
     new = found.spec if isinstance(found, Plan) else found.resolved.written
-    if all(getattr(former.spec, section) == getattr(new, section) for section in SECTIONS):
+    has_same_gpu = former.spec.cluster.gpu == new.cluster.gpu
+    if has_same_gpu and all(getattr(former.spec, section) == getattr(new, section) for section in SECTIONS):
         return NOTHING_MOVED
     if isinstance(found, Plan):
         return Remeasured(unknown=FINISHED)
+    described = {} if has_same_gpu else {GPU: former.written["cluster"]["gpu"]}
+    by_all = _measure(former, found, described)
+    # Other pods, or a layout that does not fit: it is another GPU, and not the same one described otherwise.
+    return _measure(former, found, {}) if described and by_all.plan is None else by_all
+
+
+def _measure(former: Plan, found: Compiled, described: dict[str, Any]) -> Remeasured:
+    """Return the plan of `found` under the former yardsticks, and with the GPU `described` so, if it is."""
+    deployed = found.deployed
+    values = described | _former_sections(former, found.choice.spec)
+    above = tuple(f"{path}." for path in values)
+    others = tuple(
+        each for each in found.choice.decisions if not each.path.startswith(above)
+    )  # former ones are written
     try:
-        spec = _with_yardsticks(former, found.choice.spec)
-        deployed = found.deployed
-        choice = replace(found.choice, spec=spec)
+        spec = change_spec(found.choice.spec, values)
+        choice = replace(found.choice, spec=spec, decisions=others)
         again = Compiled(spec.document, deployed, found.calibration, keeps_maps=True, known=spec, choice=choice)
         plan = again.deployed_with_demand if former.report is None else again.plan
     except (SpecError, InfeasibleError) as error:
@@ -68,22 +83,25 @@ def measure_by_former(former: Plan, found: Compiled | Plan) -> Remeasured:
 
 def find_moved(before: Plan, after: Plan) -> Iterator[Yardstick]:
     """Yield the yardsticks that differ between two plans' specs."""
-    old, new = ({section: plan.written.get(section) for section in SECTIONS} for plan in (before, after))
+    old, new = (
+        {section: plan.written.get(section) for section in SECTIONS} | {GPU: plan.written["cluster"]["gpu"]}
+        for plan in (before, after)
+    )
     yield from _differing(old, new)
     zones = [plan.timetable.timezone for plan in (before, after) if plan.timetable]
     if len(set(zones)) > 1:
         yield Yardstick(path=ZONE, values=(zones[0], zones[1]))
 
 
-def _with_yardsticks(former: Plan, spec: ResolvedSpec) -> ResolvedSpec:
-    """Return `spec` with the former yardsticks. Raises SpecError if they do not fit it."""
+def _former_sections(former: Plan, spec: ResolvedSpec) -> dict[str, Any]:
+    """Return the sections with the former yardsticks, as they can be written into `spec`."""
     sections = {section: former.written.get(section) for section in SECTIONS}
     sections["slo"] = _stricter(former.spec.slo, spec.written.slo)
     has_traffic = spec.written.traffic is not None or former.spec.traffic is not None
     sections[POINT] = _fit_point(sections[POINT] or {}, spec.written, has_traffic=has_traffic)
     if sections["traffic"]:
         sections["traffic"] = {key: value for key, value in sections["traffic"].items() if key not in FORECAST}
-    return change_spec(spec, {name: section for name, section in sections.items() if section or name == POINT})
+    return {name: section for name, section in sections.items() if section or name == POINT}
 
 
 def _fit_point(point: Mapping[str, Any], spec: Spec, *, has_traffic: bool) -> dict[str, Any] | None:
@@ -109,13 +127,13 @@ def _stricter(old: SloSpec, new: SloSpec) -> dict[str, float] | None:
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> Iterator[Yardstick]:
     for key in {**old, **new}:
-        sides = old.get(key), new.get(key)
-        if sides[0] == sides[1]:
+        before, after = old.get(key), new.get(key)
+        if before == after:
             continue
-        if all(isinstance(each, Mapping) for each in sides):
-            yield from _differing(*sides, f"{above}{key}.")
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from _differing(before, after, f"{above}{key}.")
         else:
-            words = _in_words(sides[0]), _in_words(sides[1])
+            words = _in_words(before), _in_words(after)
             yield Yardstick(path=f"{above}{key}", values=None if words == (SET, SET) else words)
 
 

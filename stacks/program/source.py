@@ -81,7 +81,7 @@ class Source:
         """The verdict on the change from `previous`: what `pulumi up` does to serving units."""
         if self._before is None or not self._before.runnable:
             return "not_compared"
-        judged, remeasured = (judge(self._before, self._found) for judge in (judge_former, measure_by_former))
+        judged, remeasured = judge_former(self._before, self._found), measure_by_former(self._before, self._found)
         return compare_plans(self._before, self.deployed, judged=judged, remeasured=remeasured).ways["pulumi"].verdict
 
     @cached_property

@@ -76,6 +76,19 @@ def test_the_former_promise_price_and_load_have_figures_of_their_own():
     assert "under the former ones the new plan has: each day $10,880" in " ".join(diff_text(price).split())
 
 
+def test_a_gpu_that_is_only_described_as_faster_is_as_fast_as_before():
+    """Its pods stay, and so does its speed. Where others are deployed, it is another GPU."""
+    figures = {"memory": "80GiB", "fp8_tflops": 1979, "bf16_tflops": 989, "memory_bandwidth": "3.35TB/s"}
+    gpu = {"name": "own", "nvlink": "200GB/s", "nic": "400Gbps"} | figures
+    faster = {"cluster.gpu": gpu | {"fp8_tflops": 9000, "bf16_tflops": 9000, "memory_bandwidth": "30TB/s"}}
+    fewer = {"schedule.windows": [DAY, NIGHT | {"at": "08:05"}]}
+    before, found = _pair({"cluster.gpu": gpu}, {"cluster.gpu": gpu | {"memory": "120GiB"}})
+    larger = measure_by_former(before, found).plan
+
+    assert _change(BUSY | {"cluster.gpu": gpu}, faster | fewer).verdict == "degraded"
+    assert larger.memory == found.plan.memory != before.memory
+
+
 def test_a_former_load_beyond_the_new_limits_is_that_of_the_limits():
     """No rank works on more than max_requests, whatever the former operating point was."""
     fields = {"decode.max_requests": 64, "operating_point.decode.requests": 16}
@@ -83,6 +96,16 @@ def test_a_former_load_beyond_the_new_limits_is_that_of_the_limits():
     rows = measure_by_former(before, found).plan.performance["decode"]
 
     assert (before.spec.operating_point.decode.requests, rows.operating_point.requests) == (88, 64)
+
+
+def test_prices_that_only_the_new_spec_has_do_not_reach_the_former_ones():
+    """A default of theirs would be a price list without prices."""
+    first = {"cost": {"usd_per_gpu_hour": 2}}
+    prices = {"input_hit": 0.1, "input_miss": 0.5, "output": 2}
+    moved = _change(first, {"cost": {"usd_per_gpu_hour": 1, "prices": prices}}).yardsticks
+
+    assert moved.unknown == ""
+    assert "margin" not in moved.cost
 
 
 def test_without_other_yardsticks_nothing_is_compiled_again():
