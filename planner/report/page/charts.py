@@ -88,8 +88,8 @@ def show_memory(plan: Plan, report: Report) -> Iterator[Figure]:
         rows.append((phase, *words, whole, tokens))
     if bars:
         table = Table(("phase", *(MEMORY | KV).values(), "usable in all", "KV tokens that fit"), rows)
-        in_use = {"mid": "KV in use at the operating point"} if any(bar.marks for bar in bars) else {}
-        yield Bars("One GPU", bars, table, legend=MEMORY | KV | in_use)
+        mark = {"mid": "KV in use at the operating point"} if any(bar.marks for bar in bars) else {}
+        yield Bars("One GPU", bars, table, legend=MEMORY | KV | mark)
 
 
 def _kv_tokens_in_use(plan: Plan, phase: Phase) -> int:
