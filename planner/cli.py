@@ -1,17 +1,16 @@
-"""The planner's commands: validate, schema, plan, report, diff, experts, render.
+"""The planner's commands: validate, schema, plan, report, diff, render.
 
-`planner/guide` has explain and init, `planner/accuracy` has accuracy.
+`planner/guide` has explain and init, `planner/accuracy` has accuracy, `planner/experts` has experts.
 
 `stacks/cli.py` adds only the command that is called: one of these, or one of its own. What all commands share is in
 `planner/command`.
 
 This file prints results and decides nothing. What only one command needs is imported inside that command, so that the
-others do not wait for it. Only this file reads a clock, to say how long a map took: no result depends on the time.
+others do not wait for it.
 """
 
 import argparse
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -28,6 +27,7 @@ from planner.command.options import (
 )
 from planner.command.printed import print_colored, print_json, require_writable, say, show_progress, warn, write_result
 from planner.command.run import new_parser, run
+from planner.experts.cli import add_experts
 from planner.facts.digest import pretty_json
 from planner.facts.quantities import first_of
 from planner.guide.cli import add_explain, add_init
@@ -39,8 +39,6 @@ from planner.spec.schema import Spec
 if TYPE_CHECKING:
     from planner.compiler import Compiled
     from planner.diff.change import Change
-    from planner.expert_map import ExpertMap
-    from planner.experts.experts import ExpertsJob
     from planner.facts.map_files import Engine
     from planner.plan.plan import Plan
 
@@ -173,22 +171,6 @@ def add_diff(commands: Any) -> None:
     add_overlays(diff)
     add_format(diff, "markdown")
     diff.set_defaults(command=_diff)
-
-
-def add_experts(commands: Any) -> None:
-    """Add the command `experts`."""
-    from planner.experts.call import add_options
-
-    experts = add_command(
-        commands,
-        "experts",
-        "make an expert map for measured loads",
-        "Spread experts over GPUs by measured loads, without a spec: the map, its balance, and the best possible one. "
-        "With --from URL instead, save the loads that running ranks have recorded (see experts --from= --help).",
-    )
-    add_options(experts)
-    add_format(experts)
-    experts.set_defaults(command=_experts)
 
 
 def add_render(commands: Any) -> None:
@@ -365,36 +347,6 @@ def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:
         rows = plan.expert_maps[sha256].physical_to_logical
         write_result(path, export_map(engine, rows, plan.phases[phase].ep_size, plan.model.num_dense_layers))
         print(f"{path}: the expert map of {phase} for {engine}", file=sys.stderr)
-
-
-def _experts(arguments: argparse.Namespace) -> None:
-    from planner.experts.answer import answer_text, make_answer
-    from planner.experts.call import read_call
-    from planner.experts.experts import check_call, make_map, with_one_more_slot
-
-    job = check_call(read_call(arguments))
-    if arguments.output:
-        require_writable(arguments.output)
-    with show_progress("balancing experts"):
-        began = time.perf_counter()
-        expert_map = make_map(job)
-        seconds = round(time.perf_counter() - began, 6)
-        answer = make_answer(job, with_one_more_slot(job, expert_map))
-    document = answer.model_dump(mode="json")
-    if arguments.output:
-        write_result(arguments.output, _map_file(arguments, job, expert_map, document))
-    if arguments.format == "json":
-        print_json(document | {"seconds": seconds})
-    else:
-        print(f"{answer_text(answer)}\n  computed in     {seconds:.3f} s")
-
-
-def _map_file(arguments: argparse.Namespace, job: "ExpertsJob", expert_map: "ExpertMap", document: Any) -> str:
-    from planner.facts.map_files import export_map
-
-    if arguments.export is None:
-        return pretty_json(document)
-    return export_map(arguments.export, expert_map.physical_to_logical, arguments.gpus, job.first_layer)
 
 
 def _render(arguments: argparse.Namespace) -> None:

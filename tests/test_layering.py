@@ -18,7 +18,7 @@ OURS = {"planner", "templates", "stacks", "runtime"}
 # package, or room with rooms -> its rooms, floor by floor: a room may import the rooms of lower floors, and no other
 FLOORS = {
     "planner": (
-        "cli > diff, guide, accuracy > command, compiler > manifests, experts > report > plan > search > candidate"
+        "cli > diff, guide, accuracy, experts > command, compiler > manifests > report > plan > search > candidate"
         " > rules > cost > schedule, engines > estimate > placement > layout"
         " > spec > expert_map > families > facts > problems"
     ),

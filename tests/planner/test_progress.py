@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from planner import cli
+from planner.experts import cli as experts_cli
 from planner.experts import experts
 from planner.plan import estimated
 
@@ -79,7 +80,8 @@ def seen(monkeypatch):
         monkeypatch.setattr(module, name, seen_function)
         return noted
 
-    monkeypatch.setattr(cli, "show_progress", shown)
+    for module in (cli, experts_cli):
+        monkeypatch.setattr(module, "show_progress", shown)
     return see
 
 
