@@ -79,23 +79,15 @@ def show_memory(plan: Plan, report: Report) -> Iterator[Figure]:
             for begin, end, (kind, title), size in zip(ends, ends[1:], (MEMORY | KV).items(), words, strict=False)
         ]
         tokens, whole = (report.text(section, name) for name in ("kv_tokens", "gpu_bytes"))
-        in_use = _kv_tokens_in_use(plan, phase)
-        marks = [Mark(ends[-2] + in_use / each.kv_tokens * (ends[-1] - ends[-2]), "mid")] if in_use else []
-        said = f"; {report.text(f'performance.{phase}', 'kv_share_in_use')} in use at the operating point"
-        bars.append(
-            Bar(phase, f"{words[-1]} of {whole} for KV: {tokens} tokens{said if in_use else ''}", segments, marks)
-        )
+        in_use = report.find(f"performance.{phase}", "kv_share_in_use")
+        marks = [Mark(ends[-2] + float(in_use.value) * (ends[-1] - ends[-2]), "mid")] if in_use else []
+        said = f"; {format_value(in_use)} in use at the operating point" if in_use else ""
+        bars.append(Bar(phase, f"{words[-1]} of {whole} for KV: {tokens} tokens{said}", segments, marks))
         rows.append((phase, *words, whole, tokens))
     if bars:
         table = Table(("phase", *(MEMORY | KV).values(), "usable in all", "KV tokens that fit"), rows)
         mark = {"mid": "KV in use at the operating point"} if any(bar.marks for bar in bars) else {}
         yield Bars("One GPU", bars, table, legend=MEMORY | KV | mark)
-
-
-def _kv_tokens_in_use(plan: Plan, phase: Phase) -> int:
-    """Return how many tokens' KV a GPU holds at the operating point; 0 if that is not predicted."""
-    each = (plan.performance or {}).get(phase)
-    return (each and each.kv_tokens_in_use) or 0
 
 
 def show_speed(plan: Plan, report: Report) -> Iterator[Figure]:
