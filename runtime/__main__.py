@@ -36,6 +36,7 @@ MAX_DRAIN_S = 86_400.0
 GATEWAYS = "gateways side by side, among which a key's limits and the places to wait are divided (default: 1)"
 TLS = "tls.crt, tls.key and ca.crt, which ranks and gateway show each other (default: none)"
 CONTROL = "where the unit takes expert maps while it serves, and keeps its last one (default: nowhere)"
+NEXT_EPOCH = "a file with the expert map that the unit is to follow next, if there is one (default: none)"
 WEIGHTS = "where the gateways of a deployment remember with which weights it serves (default: nowhere)"
 TOKENIZER = "where they remember with which files of the tokenizer it serves (default: nowhere)"
 BALANCERS = [policy.value for policy in Policy]
@@ -102,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--gateway", help="the gateway's host (default: the launch file's gateway.service)")
         command.add_argument("--tls", type=Path, metavar="FOLDER", help=TLS)
         command.add_argument("--control", type=Path, metavar="FOLDER", help=CONTROL)
+        command.add_argument("--next-epoch", type=Path, metavar="FILE", help=NEXT_EPOCH)
         if name == "node":
             command.add_argument("--drain", type=_seconds, default=0.0, metavar="SECONDS", help=DRAIN)
         else:
@@ -208,6 +210,7 @@ def _node(arguments: argparse.Namespace) -> None:
         _gateway_host(arguments, launch),
         *(() if arguments.tls is None else ("--tls", str(arguments.tls))),
         *(() if arguments.control is None else ("--control", str(arguments.control))),
+        *(() if arguments.next_epoch is None else ("--next-epoch", str(arguments.next_epoch))),
     ]
     membership = Membership(launch, arguments.node, arguments.address, arguments.leader)
     run_node(launch, arguments.launch, arguments.node, membership, flags, arguments.drain)
@@ -219,7 +222,8 @@ def _rank(arguments: argparse.Namespace) -> None:
 
     launch = read_unit_launch(arguments.launch)
     host, own = _gateway_host(arguments, launch), arguments.address
-    addresses = Addresses(arguments.node, own, arguments.leader, host, arguments.tls, arguments.control)
+    folders = arguments.tls, arguments.control, arguments.next_epoch
+    addresses = Addresses(arguments.node, own, arguments.leader, host, *folders)
     place, folder = _place(launch, arguments), os.environ.get(TRACE_FOLDER)
     with recording(Path(folder) / f"{launch.unit}-{place.rank}.json" if folder else None, place.rank):
         run_rank(launch, place, addresses)

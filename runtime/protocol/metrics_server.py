@@ -1,7 +1,7 @@
 """The metrics port of any process of the runtime: `/metrics` for dashboards, `/readyz` and `/health` for kubelets.
 
 A rank has no other HTTP port, so kubelets ask here whether it is ready and whether it still works. The callbacks
-`is_ready` and `is_moving` decide that.
+`is_ready` and `is_moving` decide that. A rank shows its epoch here too (`pages`).
 
 Any other path is a 404: a probe with a wrong path must not be told that all is well.
 
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
+from types import MappingProxyType
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -42,14 +43,18 @@ def serve_metrics(
     port: int,
     is_ready: Callable[[], bool] = lambda: True,
     is_moving: Callable[[], bool] = lambda: True,
+    pages: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),
 ) -> Iterator[None]:
-    """Serve `registry` on a thread of its own, while the context lasts. Raises RuntimeFailure if the port is taken."""
+    """Serve `registry` on a thread of its own, while the context lasts. Raises RuntimeFailure if the port is taken.
+
+    `pages` maps a path to a function that returns its JSON, which may not be called before `is_ready`.
+    """
     try:
         server_class = _Server if check_address(address) == 4 else _Ipv6Server
         server = make_server(
             address,
             port,
-            _application(registry, {"/readyz": (is_ready, "ready"), "/health": (is_moving, "moving")}),
+            _application(registry, {"/readyz": (is_ready, "ready"), "/health": (is_moving, "moving")}, pages),
             server_class,
             _QuietHandler,
         )
@@ -139,20 +144,28 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 def _application(
-    registry: CollectorRegistry, probes: Mapping[str, tuple[Callable[[], bool], str]]
+    registry: CollectorRegistry,
+    probes: Mapping[str, tuple[Callable[[], bool], str]],
+    pages: Mapping[str, Callable[[], bytes]],
 ) -> Callable[..., Any]:
-    """Return the application that answers `probes` (path -> check and its name) and /metrics."""
+    """Return the application that answers `probes` (path -> check and its name), `pages` and /metrics."""
     metrics = make_wsgi_app(registry)
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         path = target_path(environ["PATH_INFO"])
         if path == METRICS:
             return metrics(_drop_unreadable_accept(environ), start_response)
-        if path in probes:
+        is_ready, _ = probes["/readyz"]
+        if path in pages and is_ready():
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [pages[path]()]
+        if path in pages:
+            status, text = HTTPStatus.SERVICE_UNAVAILABLE, "not ready"
+        elif path in probes:
             is_so, word = probes[path]
             status, text = (HTTPStatus.OK, word) if is_so() else (HTTPStatus.SERVICE_UNAVAILABLE, f"not {word}")
         else:
-            status, text = HTTPStatus.NOT_FOUND, f"not found; there are {', '.join((METRICS, *probes))}"
+            status, text = HTTPStatus.NOT_FOUND, f"not found; there are {', '.join((METRICS, *probes, *pages))}"
         start_response(f"{status.value} {status.phrase}", [("Content-Type", "text/plain")])
         return [f"{text}\n".encode()]
 

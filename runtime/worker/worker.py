@@ -62,6 +62,7 @@ from runtime.worker.disk import close_disk, open_disk
 from runtime.worker.gateway_connection import GatewayAddress
 from runtime.worker.io_thread import Inbox, Network
 from runtime.worker.leaving import Leaving
+from runtime.worker.next_epoch import LOOK_S, NextEpoch, epoch_page
 from runtime.worker.pulse import Pulse
 from runtime.worker.rank_metrics import RankMetrics
 from runtime.worker.step_deadline import start_step_deadline
@@ -83,7 +84,8 @@ class Addresses:
     """This rank's node and address, and the hosts that it calls: the unit's `leader` and the `gateway`.
 
     `tls` is the folder of the certificate that the rank shows to the gateway. In the folder `control`, if it is given,
-    the unit's first rank takes documents of epochs, and all ranks find the epoch that the unit was in last.
+    the unit's first rank takes documents of epochs, and all ranks find the epoch that the unit was in last. The first
+    rank takes them from the file `next_epoch` too, if it is given.
     """
 
     node: str
@@ -92,12 +94,14 @@ class Addresses:
     gateway: str
     tls: Path | None = None
     control: Path | None = None
+    next_epoch: Path | None = None
 
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
     """Serve until SIGTERM ends this rank or another one of its unit. Raises RuntimeFailure if it cannot go on."""
-    if addresses.control is not None and launch.device != "cpu":
-        raise UsageError("--control must be left out on GPUs: only a unit on CPUs can change its map while it serves")
+    if (addresses.control or addresses.next_epoch) and launch.device != "cpu":
+        reason = "only a unit on CPUs can change its map while it serves"
+        raise UsageError(f"--control and --next-epoch must be left out on GPUs: {reason}")
     device = _take_device(launch, place)  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
@@ -115,7 +119,11 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
     def serves() -> bool:
         return ready.is_set() and network.refusal is None
 
-    with serve_metrics(metrics.registry, addresses.address, metrics_port, serves, pulse.is_moving):
+    def show_epoch() -> bytes:
+        return epoch_page(launch, switch)
+
+    pages = {"/epoch": show_epoch}
+    with serve_metrics(metrics.registry, addresses.address, metrics_port, serves, pulse.is_moving, pages):
         network.open_links()
         standing = last_standing(launch, addresses.control)
         config = _engine_config(launch, standing, folder, device)
@@ -151,6 +159,8 @@ def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None
         if addresses.control is not None and place.rank == 0:
             control = Control(launch, switch, addresses.control)
             network.open_control(listen_in(addresses.control, launch.unit), control.serve)
+        if addresses.next_epoch is not None and place.rank == 0:
+            pulse.repeat(NextEpoch(addresses.next_epoch, switch).look, LOOK_S)
         run_step_loop(phase, group, switch, inbox, leaving, pulse, times)
         close_disk(disk)
 

@@ -82,10 +82,10 @@ def find_better_map(
     `earlier` and `later` have the rows that each expert of each layer computed in the two halves of a time. If no map
     within the limits gains enough, return the best without them, and why the unit keeps its own.
     """
-    fewest, found = (DEVIATIONS / limits.min_gain) ** 2, min(map(sum, (*earlier, *later))) / num_ranks
-    if found < fewest:
+    fewest, rows = (DEVIATIONS / limits.min_gain) ** 2, min(map(sum, (*earlier, *later))) / num_ranks
+    if rows < fewest:
         why_not = (
-            f"a rank computed {found:,.0f} rows in half of the time, and only {fewest:,.0f} tell min_gain from chance"
+            f"a rank computed {rows:,.0f} rows in half of the time, and only {fewest:,.0f} tell min_gain from chance"
         )
         return BetterMap(in_service, 0, 0, 1.0, 1.0, 1.0, why_not)
     sizes = Sizes(len(in_service[0]), num_ranks, rules.num_nodes, rules.num_groups, rules.gate)
