@@ -18,7 +18,7 @@ from planner.plan.plan import Plan
 from planner.plan.sections import LiveMap
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
-from planner.spec.schema import LiveMapsSpec
+from stacks.measured.limits import Limits
 
 __all__ = [
     "SERVED_TOKENIZER",
@@ -87,7 +87,7 @@ class Listener:
 class LiveSettings:
     """The limits of the spec, and what the maps of each phase whose units may switch have to keep."""
 
-    limits: LiveMapsSpec
+    limits: Limits
     rules: Mapping[str, LiveMap]  # by phase
 
 
@@ -137,7 +137,9 @@ def lay_out_locally(
     identities, listeners = _list_identities(plan, gateways, certificates), _list_listeners(plan, gateways, addresses)
     files, metrics = plan.launch_files(str(kv_folder)), dict(_list_metrics(plan, gateways, addresses))
     limits, rules = plan.spec.expert_load.live, plan.live_maps
-    live = None if limits is None or rules is None else LiveSettings(limits, dict[str, LiveMap](rules.items()))
+    live = (
+        None if limits is None or rules is None else LiveSettings(Limits.of(limits), dict[str, LiveMap](rules.items()))
+    )
     return Layout(gateways, tuple(nodes), identities, plan.drain_s, tuple(listeners), files, metrics, live)
 
 

@@ -24,7 +24,6 @@ from dataclasses import replace
 
 from stacks.local.certificates import Certificates, now
 from stacks.local.layout import SERVED_TOKENIZER, SERVED_WEIGHTS, Layout
-from stacks.local.live_maps import LiveMaps
 from stacks.local.played_day import advance
 from stacks.local.processes import ProcessGroup, start_ticks
 from stacks.local.record import ORDER, GatewayRecord, Record, UnitRecord
@@ -99,7 +98,7 @@ class _Supervisor:
         }
         for unit in record.units:
             self._units[unit.name].is_off = unit.state == "off"
-        self._live = None if layout.live is None else LiveMaps(folder.launch_folder, layout.live)
+        self._note_live_maps = _live_maps(folder, layout)
         self._files = {name: text.encode() for name, text in layout.files.items()}  # and what gateways write
         self._unwritable = 0  # errno of a failed write of the record, which ends the start
         self._num_stops = 0
@@ -202,9 +201,7 @@ class _Supervisor:
                 record = self._record_stage(record, reached)
         if record.is_ready:
             record = self._record_stage(record, "ready")
-        if self._live is not None:
-            record = self._live.look(record)
-        self._record = self._record_next_starts(self._play_day(record))
+        self._record = self._record_next_starts(self._play_day(self._note_live_maps(record)))
         self._write_if_due()
 
     def _restore_files(self) -> None:
@@ -366,6 +363,17 @@ class _Supervisor:
             self._units[name].leave(self._layout.drain_s + STOP_GRACE_S)
             record = record.with_unit(replace(units[name], state="draining", reason=None))
         return replace(record, day=day)
+
+
+def _live_maps(folder: RunFolder, layout: Layout) -> Callable[[Record], Record]:
+    """Return a function that lets units change their maps by themselves, and notes in a record what came of it."""
+    settings = layout.live
+    if settings is None:
+        return lambda record: record
+    from stacks.local.live_maps import LiveMaps, note_live_maps  # loads numpy, which few deployments need here
+
+    live = LiveMaps(settings.limits)
+    return lambda record: note_live_maps(record, live, settings, folder.launch_folder)
 
 
 def _has_reached(unit: UnitRecord, stage: str) -> bool:

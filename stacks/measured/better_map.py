@@ -29,7 +29,7 @@ from planner.expert_map.weigh import as_slots, scale
 from planner.facts.loads import Loads
 from planner.facts.quantities import counted
 from planner.plan.sections import LiveMap
-from planner.spec.schema import LiveMapsSpec
+from stacks.measured.limits import Limits
 
 __all__ = ["BetterMap", "Rows", "find_better_map"]
 
@@ -75,7 +75,7 @@ class _Step:
 
 
 def find_better_map(
-    earlier: Loads, later: Loads, in_service: Rows, num_ranks: int, rules: LiveMap, limits: LiveMapsSpec
+    earlier: Loads, later: Loads, in_service: Rows, num_ranks: int, rules: LiveMap, limits: Limits
 ) -> BetterMap:
     """Return the map that gains most within `limits` for a unit of `num_ranks` ranks.
 
@@ -96,9 +96,7 @@ def find_better_map(
     return tried if found.why_not is not None else found
 
 
-def _find(
-    loads: Loads, later: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap, limits: LiveMapsSpec
-) -> BetterMap:
+def _find(loads: Loads, later: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap, limits: Limits) -> BetterMap:
     """Return the map made from `loads` that gains most within `limits` under the `later` ones, or the best without."""
     steps = list(_list_steps(loads, in_service, sizes, rules))
     stays = _balances(loads, in_service, sizes, rules)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from planner.expert_map import balance
 from planner.facts.gate import Gate
 from planner.plan.sections import LiveMap
-from planner.spec.schema import LiveMapsSpec
 from stacks.measured.better_map import find_better_map
 from stacks.measured.halves import MeasuredLoads
+from stacks.measured.limits import Limits
 
 RANKS, SLOTS, EXPERTS, LAYERS = 3, 9, 7, 2
 RULES = LiveMap(expert_bytes=1000, num_nodes=1, num_groups=1, gate=Gate(), domains=(), split="equal")
@@ -20,7 +20,7 @@ loads = st.lists(
 
 
 def limits(min_gain, max_bytes):
-    return LiveMapsSpec(every="1min", min_gain=min_gain, max_bytes=f"{max_bytes}B")
+    return Limits(60.0, min_gain, max_bytes)
 
 
 def max_over_mean(rows, of_loads):
@@ -98,11 +98,8 @@ def test_why_a_unit_keeps_its_map(earlier, later, asked, said):
 
 def test_fewer_bytes_never_gain_more():
     """With more bytes a map gains at least as much under the loads that it is made from."""
-    asked = limits(0.1, 1)
     gains = [
-        find_better_map(
-            skewed(5), skewed(5), IN_SERVICE, RANKS, RULES, asked.model_copy(update={"max_bytes": most * 1000})
-        )
+        find_better_map(skewed(5), skewed(5), IN_SERVICE, RANKS, RULES, limits(0.1, most * 1000))
         for most in range(1, 13)
     ]
     within = [each.gain for each in gains if each.why_not is None]
