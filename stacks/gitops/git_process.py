@@ -76,7 +76,7 @@ def run_git(
     """
     settings = [*SETTINGS.items(), *_token_settings(repository)]
     command = ["git", *(word for name, value in settings for word in ("-c", f"{name}={value}")), verb, *words]
-    environment = _environment(repository) | (more or {})
+    environment = {**_environment(repository), **(more or {})}
     try:
         if repository is None:
             done = _run(command, folder, environment, LOCAL_S)

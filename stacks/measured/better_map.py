@@ -22,9 +22,9 @@ from math import inf
 from operator import ne
 from statistics import fmean
 
-from planner.expert_map import Sizes, balance_windows
+from planner.expert_map import Sizes, balance
 from planner.expert_map.bound import compute_bounds
-from planner.expert_map.problem import Problem, scale_windows
+from planner.expert_map.problem import Problem
 from planner.expert_map.weigh import as_slots, scale
 from planner.facts.loads import Loads
 from planner.facts.quantities import counted
@@ -126,12 +126,13 @@ def _add(loads: Loads, others: Loads) -> Loads:
 def _list_steps(loads: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap) -> Iterator[_Step]:
     """Yield the maps near the one in service and the best map, layer by layer, with their balance under `loads`."""
     for keep_within, as_a_whole in (*((each, False) for each in KEEP_WITHIN), (0.0, True)):
-        found = balance_windows(
-            [loads],
-            sizes,
-            effort="refined",
-            policy="auto",
-            quantile=None,
+        found = balance(
+            loads,
+            sizes.num_slots,
+            sizes.num_gpus,
+            num_nodes=sizes.num_nodes,
+            num_groups=sizes.num_groups,
+            gate=sizes.gate,
             previous=in_service,
             keep_within=keep_within,
             domains=rules.domains,
@@ -185,6 +186,6 @@ def _count_moves(row: Sequence[int], before: Sequence[int]) -> int:
 
 def _balances(loads: Loads, rows: Rows, sizes: Sizes, rules: LiveMap) -> list[float]:
     """Return max over mean of the ranks' loads in each layer."""
-    problem = Problem(scale_windows([loads]), sizes, split=rules.split)
+    problem = Problem(scale(loads), sizes, split=rules.split)
     found: list[float] = problem.ratio(as_slots(rows, sizes)).tolist()
     return found

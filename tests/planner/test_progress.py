@@ -95,7 +95,7 @@ def test_predictions_are_made_while_progress_is_shown(seen, spec_file, capsys):
 
 def test_both_maps_are_made_while_progress_is_shown(seen, tmp_path, capsys):
     """The map with one more slot takes as long as the one that was asked for."""
-    noted = seen(experts, "balance_windows")
+    noted = seen(experts, "balance")
     loads = tmp_path / "loads.npy"
     np.save(loads, np.array([[100, 1, 1, 1]]))
 
