@@ -306,7 +306,6 @@ class Candidate:
         """
         from planner.expert_map import balance
 
-        rules = self.map_rules(layout)
         return balance(
             self.loads,
             layout.num_physical_experts + more_slots,
@@ -314,10 +313,10 @@ class Candidate:
             previous=previous,
             keep_within=keep_within,
             as_a_whole=True,  # any change of a map restarts the phase's units, which read all weights again
-            **rules if domains is None else rules | {"domains": domains},
+            **self.map_rules(layout, domains),
         )
 
-    def map_rules(self, layout: PhaseLayout) -> dict[str, Any]:
+    def map_rules(self, layout: PhaseLayout, domains: "Domains | None" = None) -> dict[str, Any]:
         """Return the arguments of `balance` that follow from where a phase's ranks are and how they exchange tokens."""
         spec = self.resolved
         num_groups = groups_on_nodes(spec.model, spec.gpu_of(layout.phase), spec.cluster.gpus_per_node, layout)
@@ -326,6 +325,6 @@ class Candidate:
             "num_nodes": layout.nodes_per_unit,
             "num_groups": num_groups if split == "equal" else 1,  # else balance is not weighed against bytes
             "gate": gate_of(spec.model, layout.precision),
-            "domains": self.places[layout.phase].for_coverage(spec.written.coverage),
+            "domains": self.places[layout.phase].for_coverage(spec.written.coverage) if domains is None else domains,
             "split": split,
         }

@@ -73,9 +73,9 @@ def seen(monkeypatch):
     def see(module, name):
         function = getattr(module, name)
 
-        def seen_function(*arguments):
+        def seen_function(*arguments, **options):
             noted.append(is_shown[0])
-            return function(*arguments)
+            return function(*arguments, **options)
 
         monkeypatch.setattr(module, name, seen_function)
         return noted

@@ -201,7 +201,7 @@ def test_a_change_beside_auto_names_the_sizes_that_it_holds_with(tmp_path):
             22,
             {"redundant_experts": 640},
             {"max_requests": 4096},
-            {"prefill.redundant_experts": 448, "decode.max_requests": 1259},
+            {"prefill.redundant_experts": 448, "decode.max_requests": 1257},
         ),
         (
             22,
@@ -210,7 +210,7 @@ def test_a_change_beside_auto_names_the_sizes_that_it_holds_with(tmp_path):
             {"decode.redundant_experts": 32},
         ),
         (22, {"redundant_experts": 7936}, {}, {"prefill.redundant_experts": 448}),
-        (2, {}, {"max_requests": 4096}, {"decode.max_requests": 1259, "cluster.nodes": 22}),
+        (2, {}, {"max_requests": 4096}, {"decode.max_requests": 1257, "cluster.nodes": 22}),
     ],
     ids=[
         "one change for each phase",
