@@ -159,6 +159,15 @@ class Sides(Part):
     after: dict[str, Row]
 
 
+class DayCost(Part):
+    """Dollars that a kind of day costs in the old and in the new plan, for days that are not ordinary."""
+
+    days: tuple[str, ...]
+    before: Rounded | None  # None without a price
+    after: Rounded | None
+    after_by_former: Rounded | None  # at the old prices; None if the change moves no yardstick
+
+
 class LossSides(Part):
     """The worst loss by a failure of one GPU, node or rack, in the old and in the new plan."""
 
@@ -204,6 +213,7 @@ class Change(Part):
     schedule: Maybe[StateSides] = None  # None if neither plan has a schedule
     performance: dict[Phase, Sides]
     cost: Sides
+    cost_of_other_days: tuple[DayCost, ...]
     failures: dict[Phase, LossSides]
     warnings: WarningMoves
     assumed: tuple[str, ...]

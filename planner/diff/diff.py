@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planner.diff.change import (
     Change,
+    DayCost,
     DecisionSides,
     LossSides,
     NodeMoves,
@@ -21,7 +22,7 @@ from planner.diff.change import (
 )
 from planner.diff.experts import count_expert_moves, estimate_weight_reads
 from planner.diff.former import compare_loads
-from planner.diff.hours import cut_hours
+from planner.diff.hours import Hour, cut_hours
 from planner.diff.pods import compare_pods
 from planner.diff.rollout import find_shortages, judge_rollouts, may_take_turns, rollout_assumptions, worst_rollout
 from planner.diff.yardsticks import NOTHING_MOVED, Remeasured, find_moved
@@ -109,6 +110,7 @@ def compare_plans(
             for phase in _phases(before, after)
         },
         cost=Sides(before=_cost(before), after=_cost(after)),
+        cost_of_other_days=tuple(_cost_of_days(before, after, remeasured.plan, hours)),
         failures={phase: _failures(before, after, phase) for phase in _phases(before, after)},
         warnings=_warnings(before, after),
         assumed=(*_explain_unknown(before, after, no_figures), *rollout_assumptions(before, after, units)),
@@ -204,6 +206,12 @@ def _cost(plan: Plan) -> dict[str, Row]:
     """Return the figures to compare of a day's cost: name -> row. The cost of all units on only if they stay on."""
     found = _figures(plan, "cost", COSTS)
     return {name: row for name, row in found.items() if name != IF_ALL_ARE_ON or _stays_on(plan)}
+
+
+def _cost_of_days(before: Plan, after: Plan, by_former: Plan | None, hours: Sequence[Hour]) -> Iterator[DayCost]:
+    for day in dict.fromkeys(hour.day for hour in hours if hour.day.names):
+        usd = [None if plan is None else plan.usd_of_day(day.names[0]) for plan in (before, after, by_former)]
+        yield DayCost(days=day.names, before=usd[0], after=usd[1], after_by_former=usd[2])
 
 
 def _figures(plan: Plan, section: str, names: Sequence[str]) -> dict[str, Row]:

@@ -140,7 +140,14 @@ def describe_times(hours: Sequence[Hour], among: Sequence[Hour]) -> str:
     days: dict[str, list[str]] = {}
     for day, text in times.items():
         days.setdefault(text, []).extend(day.names or ["ordinary days"])
-    return " and ".join(f"{text} on {_name_days(names)}" for text, names in days.items() if text)
+    return " and ".join(f"{text} on {name_days(names)}" for text, names in days.items() if text)
+
+
+def name_days(names: Sequence[str]) -> str:
+    """Name days: three or more weekdays in a row as `monday to friday`, others one by one."""
+    first = WEEKDAYS.index(names[0]) if names[0] in WEEKDAYS else 0
+    is_run = len(names) > 2 and tuple(names) == WEEKDAYS[first : first + len(names)]
+    return f"{names[0]} to {names[-1]}" if is_run else first_of(names, MAX_NAMES)
 
 
 def running_units(plan: Plan, day: str | None) -> TimesOfDay[Units]:
@@ -161,13 +168,6 @@ def full_unit_rate(plan: Plan, phase: Phase) -> float | None:
     rates = [(demand.at, demand.most_tokens_per_s), *((each.at, each.most_tokens_per_s) for each in demand.stretches)]
     found = (rate / _count_units(plan, phase, on.at(minute_of(at))) for at, rate in rates if rate)
     return next(found, None)
-
-
-def _name_days(names: Sequence[str]) -> str:
-    """Name days: three or more weekdays in a row as `monday to friday`, others one by one."""
-    first = WEEKDAYS.index(names[0]) if names[0] in WEEKDAYS else 0
-    is_run = len(names) > 2 and tuple(names) == WEEKDAYS[first : first + len(names)]
-    return f"{names[0]} to {names[-1]}" if is_run else first_of(names, MAX_NAMES)
 
 
 def _unit_rates(phases: Iterable[Phase], *plans: Plan | None) -> dict[Phase, float]:

@@ -23,6 +23,7 @@ from planner.diff.change import (
     Verdict,
     WarningSides,
 )
+from planner.diff.hours import name_days
 from planner.diff.rollout import SEVERITY
 from planner.facts import names
 from planner.facts.quantities import counted
@@ -322,6 +323,10 @@ def _cost(change: Change) -> Iterator[str]:
     if figures and change.schedule is not None and not change.schedule.is_executed:
         yield AS_SCHEDULED
     yield from figures
+    for each in change.cost_of_other_days:
+        before, after = (_format_usd(usd) for usd in (each.before, each.after))
+        if before != after:
+            yield f"on {name_days(each.days)}: {before or 'no GPU price'} -> {after or 'no GPU price'}"
 
 
 def _speeds(change: Change, sides: Sides) -> Iterator[str]:
@@ -394,6 +399,10 @@ def _changed_numbers(sides: WarningSides) -> str:
 
 def _format_share(share: float) -> str:
     return format_value(Row("", "", share, "share"))
+
+
+def _format_usd(usd: float | None) -> str:
+    return "" if usd is None else format_value(Row("", "", usd, "USD"))
 
 
 def _format_bytes(size: int) -> str:

@@ -14,13 +14,13 @@ does not make another plan.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from planner.cost.cost import Cost
+from planner.cost.cost import Cost, estimate_cost
 from planner.estimate.failures import Loss
 from planner.estimate.kv_cache import KvCache
 from planner.facts import names
@@ -157,6 +157,16 @@ class Plan(Part):
     def timetable(self) -> Timetable | None:
         """Return the schedule of the units; None if all units are always on."""
         return plan_schedule(self.spec, self.units)
+
+    def usd_of_day(self, day: str) -> float | None:
+        """Return the dollars that a date or a weekday costs, with all units on if no controller turns them off.
+
+        None without a price. `cost` is of ordinary days.
+        """
+        table = self.timetable if self.kubernetes.controller else None
+        own = replace(table, steps=table.steps_on(day), other_days=()) if table else None
+        found = estimate_cost(self.spec, own, self.units, {})
+        return None if found is None else found.usd_per_day
 
     @property
     def endpoint(self) -> str:

@@ -5,7 +5,7 @@
     slo         a promised latency is missed at the expected speed
     capacity    less of the day's traffic is answered than before, a phase's peak load rises above its capacity, or
                 units miss demand at an hour of any day that they did not miss before
-    cost+10%    a day costs over 10 % more than before
+    cost+10%    a day, ordinary or not, costs over 10 % more than before
     stale       rendering the spec into its folder again would change a file, or a tool would read a foreign one there
     nodes       another environment's units are on nodes of this one's
 
@@ -17,11 +17,11 @@ outage, and no capacity and no cost to compare with.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.diff.change import Change, Sides, Verdict, Yardsticks
-from planner.diff.hours import LEAST_SHARE
+from planner.diff.change import Change, DayCost, Sides, Verdict, Yardsticks
+from planner.diff.hours import LEAST_SHARE, name_days
 from planner.diff.rollout import SEVERITY
 from planner.diff.wording import describe_shortage, verdicts
 from planner.facts.part import Part
@@ -254,18 +254,32 @@ def _explain_higher_cost(evidence: Evidence, percent: float) -> str:
         return "what a day costs after the change is unknown: write cost.usd_per_gpu_hour"
     if old is None:
         return _explain_unknown_cost(change, evidence.no_figures_before)
-    reason = _explain_increase(old, new, percent)
-    if reason or former is None:
-        return reason
-    again = _daily_cost(former.cost)
-    return _unknown(former) if again is None else _explain_increase(old, again, percent, BY_FORMER)
+    reason = _explain_increase(_number(old), _number(new), percent)
+    if not reason and former is not None:
+        again = _daily_cost(former.cost)
+        reason = (
+            _unknown(former) if again is None else _explain_increase(_number(old), _number(again), percent, BY_FORMER)
+        )
+    return reason or next(
+        filter(None, _explain_dearer_days(change.cost_of_other_days, percent, by_former=former is not None)), ""
+    )
 
 
-def _explain_increase(old: Row, new: Row, percent: float, measured: str = "") -> str:
-    if _number(new) <= _number(old) * (1 + percent / 100):
+def _explain_dearer_days(days: Sequence[DayCost], percent: float, *, by_former: bool) -> Iterator[str]:
+    """Yield what speaks against the cost of each kind of day that is not ordinary, or an empty text."""
+    for each in days:
+        for usd, measured in ((each.after, ""), (each.after_by_former if by_former else None, BY_FORMER)):
+            if each.before is not None and usd is not None:
+                what = f"{name_days(each.days)}: a day costs"
+                yield _explain_increase(each.before, usd, percent, measured, what)
+
+
+def _explain_increase(old: float, new: float, percent: float, measured: str = "", what: str = "a day costs") -> str:
+    if new <= old * (1 + percent / 100):
         return ""
-    more = f", {_number(new) / _number(old) - 1:.1%} more" if old.value else ""
-    return f"a day costs {format_value(new)} instead of {format_value(old)}{more}{measured}"
+    more = f", {new / old - 1:.1%} more" if old else ""
+    before, after = (format_value(Row("", "", usd, "USD")) for usd in (old, new))
+    return f"{what} {after} instead of {before}{more}{measured}"
 
 
 def _explain_unknown_cost(change: Change, no_figures_before: str) -> str:

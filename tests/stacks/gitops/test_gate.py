@@ -294,3 +294,17 @@ def test_capacity_counts_days_that_are_not_like_most():
     reasons = _judged("capacity", BUSY, saturdays)
 
     assert reasons["capacity"].startswith("too few prefill units are on at 09:00-00:00 on saturday; up to ")
+
+
+WEEK = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+
+
+@pytest.mark.parametrize(("price", "measured"), [({}, ""), ({"cost.usd_per_gpu_hour": 1}, f" {BY_FORMER}")])
+def test_a_dearer_day_is_refused_whatever_days_it_is_on(price, measured):
+    """The report bills ordinary days, and here no day is ordinary any more."""
+    full = {"schedule.other_days": [{"days": WEEK, "windows": [DAY | {"at": "00:00"}]}]}
+
+    assert _judged("cost+10%", {}, full | price) == {
+        "cost+10%": f"monday to sunday: a day costs $13,056 instead of $10,880, 20.0% more{measured}"
+    }
+    assert _judged("cost+20%", {}, full | price) == {}
