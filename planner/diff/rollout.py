@@ -140,6 +140,8 @@ def rollout_minutes(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool
 
 def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> Iterator[str]:
     """Yield what verdict and minutes assume, because no spec says it."""
+    if before.kubernetes.overlay != after.kubernetes.overlay:
+        yield "what the changed patches of kubernetes.overlay do is not judged: pods start, and callers reach them"
     if not any(each.change in (*ENDING_FATES, "new") for each in changes):
         return
     if start_stages(after.spec) == StartSpec():

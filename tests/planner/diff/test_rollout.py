@@ -255,3 +255,12 @@ def test_remaining_units_are_compared_with_the_traffic(share, verdict, spec, bef
     ways = compare_plans(plan, compile_plan(change_spec(busy, IMAGE), plan)).ways
 
     assert (ways["git"].verdict, ways["pulumi"].verdict) == ("outage", verdict)
+
+
+def test_a_patch_that_nobody_can_judge_is_named(spec, before):
+    """It may shut callers out without a restart."""
+    patch = {"kind": "NetworkPolicy", "patch": {"spec": {"ingress": []}}}
+    shut = compile_plan(change_spec(spec, {"kubernetes.overlay": {"objects": [patch]}}), before)
+
+    assert "patches of kubernetes.overlay do is not judged" in " ".join(diff_text(compare_plans(before, shut)).split())
+    assert "overlay" not in " ".join(compare_plans(shut, shut).assumed)
