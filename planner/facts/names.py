@@ -24,6 +24,7 @@ SECURITY_LABEL = "pod-security.kubernetes.io/enforce"  # on a namespace: which p
 SECURITY_ANNOTATION = f"{DOMAIN}/pod-security"  # why the namespace admits privileged pods, or has to
 LWS_INDEX_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
 GATEWAY_LAUNCH_FILE = "gateway.launch.json"
+NEXT_EPOCH_FILE = "next-epoch.json"  # beside a unit's launch file: the map that it is to follow next
 KEYS_FILE = "keys.json"  # the file with the API keys, in their Secret and in the gateway's pod
 TLS_FILES = ("tls.crt", "tls.key", "ca.crt")  # the files of a certificate's Secret, by cert-manager's names
 TLS_FOLDER = "tls"  # beside the launch file
@@ -175,6 +176,11 @@ def runtime_account(plan: str) -> str:
 def launch_file(unit: str) -> str:
     """Return the name of a unit's launch file: `deepseek-r1-decode-0.launch.json`."""
     return f"{unit}.launch.json"
+
+
+def epoch_config(unit: str) -> str:
+    """Return the name of the ConfigMap in which the controller writes a unit's next epoch."""
+    return f"{unit}-epoch"
 
 
 def launch_config(owner: str, digest: str, part: int = 0) -> str:

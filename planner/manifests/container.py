@@ -8,8 +8,11 @@ Templates know nothing else about an engine. Another engine's adapter has writte
 from collections.abc import Sequence
 
 from planner.engines.container import Container, Probe
+from planner.facts import names
 from planner.facts.exchange import queue_variables
+from planner.layout.unit import Unit
 from planner.plan.launch import LaunchDocument
+from planner.plan.plan import Plan
 
 
 def engine_container(document: LaunchDocument) -> Container:
@@ -39,6 +42,11 @@ def runtime_container(document: LaunchDocument, launch_file: str, registry: str,
         metrics=Probe("/metrics", "metrics"),
         env=_nic_queue_variables(document),
     )
+
+
+def epoch_arguments(plan: Plan, unit: Unit) -> tuple[str, ...]:
+    """Return the argument by which a unit finds its next epoch; none if it keeps its map until it restarts."""
+    return (f"--next-epoch=/etc/tidemill/{names.NEXT_EPOCH_FILE}",) if plan.gets_epochs(unit) else ()
 
 
 def _nic_queue_variables(document: LaunchDocument) -> dict[str, str]:

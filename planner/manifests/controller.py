@@ -1,6 +1,8 @@
 """Template variables for the controller: its pod, its permissions, and the day that it follows."""
 
+import operator
 from collections.abc import Sequence
+from functools import reduce
 from math import ceil
 from typing import Any
 
@@ -52,15 +54,15 @@ def controller_variables(plan: Plan) -> Variables | None:
     # Another engine's router cannot tell units of different images apart.
     same_image = {"same_image": True} if plan.engine != OURS and len(plan.phases) > 1 else {}
     more = priority_of(kubernetes) | turn | same_image | ({"resources": resources} if resources else {})
-    return (
-        variables
-        | more
-        | _other_days(day)
-        | _lending_variables(plan)
-        | _healing_variables(plan)
-        | _node_variables(plan)
-        | _metrics_variables(plan)
+    parts = (
+        _other_days(day),
+        _lending_variables(plan),
+        _healing_variables(plan),
+        _node_variables(plan),
+        _metrics_variables(plan),
+        _live_maps(plan),
     )
+    return reduce(operator.or_, parts, variables | more)
 
 
 def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
@@ -115,6 +117,20 @@ def _metrics_variables(plan: Plan) -> Variables:
     if controller.demand is not None:
         variables["demand"] = _demand_limits(plan, controller.demand)
     return variables | ({"stragglers_last": True} if controller.stragglers_last else {})
+
+
+def _live_maps(plan: Plan) -> Variables:
+    """Return the variables for giving units better expert maps while they serve; empty if the spec does not say so."""
+    limits, units = plan.spec.expert_load.live, [unit for unit in plan.units if plan.gets_epochs(unit)]
+    if limits is None or plan.live_maps is None or not units:
+        return {}
+    first = {unit.phase: unit for unit in reversed(units)}
+    phases = {
+        phase: {"ranksPerPod": first[phase].ranks_per_node, "rules": rules.model_dump(mode="json")}
+        for phase, rules in plan.live_maps.items()
+    }
+    written = {"everySeconds": limits.every, "minGain": limits.min_gain, "maxBytes": limits.max_bytes, "phases": phases}
+    return {"live_maps": written, "epoch_configs": [names.epoch_config(unit.name) for unit in units]}
 
 
 def _demand_limits(plan: Plan, demand: DemandSpec) -> dict[str, Any]:

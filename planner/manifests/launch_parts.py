@@ -19,6 +19,7 @@ API server, 1.5 MiB by etcd.
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from planner.engines.edge import EDGE_FILE
 from planner.facts import names
@@ -86,14 +87,18 @@ def unit_parts(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> tuple[La
 
 def config_mounts(
     plan: Plan, unit: Unit, own: Sequence[LaunchPart], shared: Sequence[LaunchPart]
-) -> list[dict[str, str]]:
-    """Return the ConfigMaps that a unit's pods mount: {name}, or {name, key, path} to mount file `key` as `path`."""
+) -> list[dict[str, Any]]:
+    """Return the ConfigMaps that a unit's pods mount: {name}, or {name, key, path} to mount file `key` as `path`.
+
+    Pods start without an `optional` one. Its file appears once the controller has written it.
+    """
     if plan.engine != OURS:
         return [{"name": part.config} for part in (*own, *shared)]
     file = names.launch_file(unit.name)
     continued = enumerate(shared, start=len(own))
     behind = [{"name": part.config, "key": part.file, "path": f"{file}.{number}"} for number, part in continued]
-    return [{"name": part.config} for part in own] + behind
+    epoch = [{"name": names.epoch_config(unit.name), "optional": True}] if plan.gets_epochs(unit) else []
+    return [{"name": part.config} for part in own] + behind + epoch
 
 
 def file_parts(owner: str, file: str, digest: str, text: str) -> tuple[LaunchPart, ...]:

@@ -2,7 +2,7 @@
 
     callers -> gateway: http          ranks -> gateway: registry       prefill -> decode: kv
     ranks of one unit: everything     scrapers -> everybody: metrics   everybody -> DNS
-    controller -> API server, and the gateway's metrics if it reads them
+    controller -> API server, the gateway's metrics if it reads them, those of ranks if it changes their maps
     another engine's router and units: everything among themselves
 
 A kubelet's probes are always allowed. Policies have no effect in a cluster whose network does not enforce them, on pods
@@ -75,11 +75,14 @@ def unit_edges(plan: Plan, unit: Unit) -> Edges:
 
 
 def controller_edges(plan: Plan) -> Edges:
-    """Return the controller's connections: to the API server, and to the gateway's metrics."""
+    """Return the controller's connections: it calls the API server and reads metrics."""
     egress: list[Edges] = [{"ports": [_port(port) for port in API_SERVER_PORTS]}]
     if plan.engine == OURS:
         gateway = {"podSelector": {"matchLabels": names.gateway_selector(plan.name)}}
         egress.append({"to": [gateway], "ports": [_port(_gateway_ports(plan)["metrics"])]})
+    if listening := [unit for unit in plan.units if plan.gets_epochs(unit)]:
+        first, more = names.Ports.METRICS, max(unit.ranks_per_node for unit in listening) - 1
+        egress.append({"to": [{"podSelector": _select_units(plan)}], "ports": [_port(first, first + more)]})
     return {"ingress": [], "egress": egress}
 
 

@@ -18,7 +18,7 @@ from planner.facts import names
 from planner.facts.engines import OURS
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
-from planner.manifests.container import engine_container, runtime_container
+from planner.manifests.container import engine_container, epoch_arguments, runtime_container
 from planner.manifests.controller import controller_variables
 from planner.manifests.launch_parts import LaunchPart, config_mounts, gateway_parts, map_parts, unit_parts
 from planner.manifests.network import controller_edges, default_edges, gateway_edges, unit_edges
@@ -218,7 +218,7 @@ def _unit_manifests(plan: Plan, unit: Unit, shared: Sequence[LaunchPart]) -> Ite
     }
     document, launch_file = plan.unit_document(unit), names.launch_file(unit.name)
     if plan.engine == OURS:
-        arguments = (f"--drain={plan.drain_s:g}", *unit_arguments(plan))
+        arguments = (f"--drain={plan.drain_s:g}", *unit_arguments(plan), *epoch_arguments(plan, unit))
         container = runtime_container(document, launch_file, names.registry_name(plan.name), arguments)
     else:
         container = engine_container(document)

@@ -215,6 +215,10 @@ class Plan(Part):
             finding = Finding("engine", self.engine, "S753 must be tidemill to run on this machine", reason, fix)
             raise InfeasibleError([finding.at(self.name)])
 
+    def gets_epochs(self, unit: Unit) -> bool:
+        """Return whether the controller hands new expert maps to a unit while it serves."""
+        return self.kubernetes.controller is not None and unit.phase in (self.live_maps or {})
+
     def units_of(self, phase: Phase) -> tuple[PlannedUnit, ...]:
         """Return the units of `phase`, in order."""
         return tuple(unit for unit in self.units if unit.phase == phase)

@@ -27,6 +27,7 @@ __all__ = [
     "taint_faulty_nodes",
     "write_changes",
     "write_event",
+    "write_next_epoch",
     "write_status",
 ]
 
@@ -127,6 +128,17 @@ def write_changes(api: Api, deployment: Manifest, changes: Sequence[Mapping[str,
     metadata = deployment["metadata"]
     reference = deployment_reference(metadata["namespace"], metadata["name"])
     api.merge(reference, {"status": {"changes": changes}}, part="status", manager=FIELD_MANAGER)
+
+
+def write_next_epoch(api: Api, namespace: str, plan: str, unit: str, content: str) -> None:
+    """Write the ConfigMap with the document of a unit's next epoch. Raises ProviderError if that fails."""
+    reference = Reference("v1", "ConfigMap", namespace, names.epoch_config(unit))
+    data = {"data": {names.NEXT_EPOCH_FILE: content}}
+    if api.get(reference) is not None:
+        api.merge(reference, data, manager=FIELD_MANAGER)
+        return
+    metadata = {"name": reference.name, "namespace": namespace, "labels": names.labels(plan, "controller", unit)}
+    api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata} | data, manager=FIELD_MANAGER)
 
 
 def write_event(

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stacks.controller.act import scale, write_event
 from stacks.controller.decide import Scale
 from stacks.controller.lease import Lease
+from stacks.controller.live_maps import FollowedMaps
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
@@ -26,6 +27,7 @@ class Follower:
     lease: Lease | None  # None in a dry run, which must not take the lease from another controller
     say: Say
     clock: Callable[[], float] = time.time  # real time by the API server's clock; may raise ProviderError
+    maps: FollowedMaps = field(default_factory=FollowedMaps)
 
     @property
     def is_dry_run(self) -> bool:

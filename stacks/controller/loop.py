@@ -1,6 +1,7 @@
 """The controller's loop: look at a deployment, decide, act, report, and again.
 
-    lease -> deployment -> units -> gateway -> decide -> note, scale -> events -> mark nodes -> heal -> sweep -> status
+    lease -> deployment -> units -> gateway -> decide -> note, scale -> events -> maps -> mark nodes -> heal -> sweep
+    -> status
 
 Each round reads everything anew, so a controller may end at any moment: what it has done is in the cluster, and the
 next one goes on from there. The time is the API server's, which also writes the deadlines of pods: with a clock of our
@@ -9,6 +10,7 @@ own that is ahead, pods would end too early.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from stacks.controller.act import mark_nodes, write_changes, write_status
 from stacks.controller.changes import ChangeRecord, changes_json, follow_changes
@@ -18,6 +20,7 @@ from stacks.controller.follower import Follower, apply_scale, report_event
 from stacks.controller.health import Health
 from stacks.controller.lease import Lease
 from stacks.controller.lend import Marks, decide_marks, lending_events
+from stacks.controller.live_maps import serving_units, update_maps
 from stacks.controller.measure import Measurement, measure, previous_suspects
 from stacks.controller.observe import (
     CURRENT,
@@ -27,6 +30,7 @@ from stacks.controller.observe import (
     observe,
     previous_marks,
     previous_units,
+    unit_pods,
 )
 from stacks.controller.quota import update_quota
 from stacks.controller.report import FOLLOWING, FORECAST, build_status, build_wrong_day_status
@@ -34,6 +38,7 @@ from stacks.controller.situation import Situation
 from stacks.controller.sweep import remove_departed, sweep
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, find_condition
+from stacks.measured.limits import Limits
 
 __all__ = ["PERIOD_S", "follow", "run_once", "run_round"]
 
@@ -104,12 +109,13 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
     for reason, message, is_warning in _find_news(deployment, measurement, decision):
         follower.say(message)
         report_event(follower, deployment, reason, message, now, is_warning=is_warning)
+    maps = _follow_maps(follower, deployment, observation.situation, now)
     marks, unmarked = _lend_nodes(follower, deployment, observation, now, elapsed_s)
     problems = handle_faulty_nodes(follower, deployment, observation.situation, decision, now, elapsed_s)
     unit_names = remove_departed(follower, deployment, decision.leaving, now)
     sweep(follower, deployment, now, elapsed_s)
     if not follower.is_dry_run:
-        status = build_status(measurement, decision, marks, problems, unit_names, changes, now, deployment)
+        status = build_status(measurement, decision, marks, problems, unit_names, changes, maps, now, deployment)
         write_status(api, deployment, status)
     return "; ".join([f"state {decision.state}: {decision.reason}", *unmarked])
 
@@ -142,6 +148,27 @@ def _find_news(deployment: Manifest, measurement: Measurement, decision: Decisio
         yield "Straggling", f"a slow rank holds up {unit}, which serves after all others of its phase now", True
     for unit in sorted(was - now):
         yield "Mended", f"no rank holds up {unit} any more", False
+
+
+def _follow_maps(
+    follower: Follower, deployment: Manifest, situation: Situation, now: float
+) -> Sequence[Mapping[str, Any]]:
+    """Let units change their expert maps, if the spec says so. Return the status' `expertMaps`."""
+    settings = deployment["spec"].get("liveMaps")
+    if settings is None or follower.is_dry_run:
+        return ()
+    written = (deployment.get("status") or {}).get("expertMaps") or []
+    limits = Limits(settings["everySeconds"], settings["minGain"], settings["maxBytes"])
+    try:
+        pods = unit_pods(follower.api, deployment)
+    except ProviderError as error:
+        follower.say(f"no expert map changes, since pods cannot be looked at: {error}")
+        return written
+    turn = follower.maps.look(limits, list(serving_units(follower.api, deployment, situation.units, pods)))
+    if message := follower.maps.news(turn):
+        follower.say(message)
+        report_event(follower, deployment, "ExpertMap", message, now, is_warning=bool(turn and turn.has_failed))
+    return update_maps(written, turn)
 
 
 def _lend_nodes(

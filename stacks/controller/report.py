@@ -55,13 +55,14 @@ def build_status(
     problems: Sequence[str] | None,
     unit_names: Sequence[str],
     changes: Sequence[ChangeRecord],
+    maps: Sequence[Mapping[str, Any]],
     now: float,
     deployment: Manifest,
 ) -> Status:
     """Return the status at the wall-clock time `now`. Fields that have not changed stay as they are.
 
     `problems` are reasons why units stay on faulty nodes, None if this round did not look at nodes. `unit_names` are
-    the units of the plan, and those that have left it and still exist.
+    the units of the plan, and those that have left it and still exist. `maps` are units' expert maps in service.
     """
     observation, demand = measurement.observation, measurement.demand
     situation = observation.situation
@@ -84,6 +85,7 @@ def build_status(
         **({"demand": list(_floors_json(demand))} if demand else {}),
         **({"stragglers": list(_suspects_json(measurement.suspects))} if measurement.suspects else {}),
         **({"changes": changes_json(changes)} if changes else {}),
+        **({"expertMaps": [*maps]} if maps else {}),
         **_conditions_json([*conditions, *_ready_conditions(conditions, departed)], deployment, now),
     }
 
@@ -93,7 +95,7 @@ def build_wrong_day_status(why: str, now: float, deployment: Mapping[str, Any]) 
     kept = {
         key: value
         for key, value in (deployment.get("status") or {}).items()
-        if key in ("state", "units", "freeNodes", "nodes", "demand", "stragglers", "unitNames", "changes")
+        if key in ("state", "units", "freeNodes", "nodes", "demand", "stragglers", "unitNames", "changes", "expertMaps")
     }
     conditions = [(FOLLOWING, "False", WRONG_DAY, why)]
     return kept | {"why": why, **_conditions_json([*conditions, *_ready_conditions(conditions, ())], deployment, now)}

@@ -46,6 +46,7 @@ class LiveUnit:
     state: State
     reason: str | None  # why it is not ready
     stand_ins: tuple[StandIn, ...] | None  # spares that it runs on
+    expert_map: Mapping[str, str] | None = None  # with `expert_load.live`: the plan's and the one in service
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,12 @@ def read_live_plan(plan: Plan, api: Api) -> LivePlan:
     down, unseen = _nodes_down(api)
     refusals, unasked = _refusals(plan, api)
     found = [(unit, api.get(_reference(plan, unit)), plan.unit_document(unit)) for unit in plan.units]
+    maps = _maps_in_service(plan, api)
     units = tuple(
-        _apply_refusal(_look_at_unit(unit, live, told["spares"], api, down), refusals.get(unit.name))
+        replace(
+            _apply_refusal(_look_at_unit(unit, live, told["spares"], api, down), refusals.get(unit.name)),
+            expert_map=maps.get(unit.name),
+        )
         for unit, live, told in found
     )
     differing = tuple(unit.name for unit, live, told in found if live and _launch_digest(live) != told["launch_digest"])
@@ -103,6 +108,25 @@ def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
         if not error.is_about_rights:
             raise
         return frozenset(), str(error)
+
+
+def _maps_in_service(plan: Plan, api: Api) -> Mapping[str, Mapping[str, str]]:
+    """Return unit -> the digests of the plan's map and the one in service, and why, as the controller has read them.
+
+    Empty if units keep their maps.
+    """
+    if plan.kubernetes.controller is None or plan.live_maps is None:
+        return {}
+    namespace = plan.kubernetes.namespace
+    found = api.get(Reference(names.DEPLOYMENT_API_VERSION, names.DEPLOYMENT_KIND, namespace, plan.name))
+    planned = {unit.name: unit.expert_map for unit in plan.units}
+    return {
+        each["unit"]: {"plan": planned[each["unit"]], "in_service": each["inService"]}
+        | ({"why": f"expert_load.live: {each['adopted']}"} if each["epoch"] and "adopted" in each else {})
+        | ({"decision": each["decision"]} if "decision" in each else {})
+        for each in ((found or {}).get("status") or {}).get("expertMaps") or ()
+        if each["unit"] in planned
+    }
 
 
 def _refusals(plan: Plan, api: Api) -> tuple[Mapping[str, str], str | None]:

@@ -4,7 +4,7 @@ import argparse
 import io
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
-from stacks.local.cli import day_line, explain_epoch, explain_state, record_json
+from stacks.local.cli import day_line, explain_epoch, explain_state, map_json, record_json
 from stacks.local.errors import LocalError
 from stacks.local.find import DEMO, find_all, find_deployment, nothing_runs_message
 from stacks.local.record import Record
@@ -169,15 +169,20 @@ def _lines(record: Record) -> Iterator[str]:
         if len(record.gateways) > 1 or gateway.state != "ready":
             yield f"  {gateway.name}  {gateway.endpoint}  {gateway.state}{_bracket(explain_state(record, gateway))}"
     for unit in record.units:
-        author, _, reason = explain_epoch(unit).partition(": ")
+        author = explain_epoch(unit).partition(": ")[0]
         epoch = f", in epoch {unit.epoch}, by {author}" if unit.epoch else ""
         why = _bracket(explain_state(record, unit))
         yield f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{epoch}{why}"
-        if unit.map_in_service != unit.planned_map:
-            why = f": {reason}" if reason else ""
-            yield f"    expert map {unit.map_in_service} instead of the plan's {unit.planned_map}{why}"
-        if unit.decision is not None:
-            yield f"    expert_load.live: {unit.decision}"
+        yield from _map_lines(map_json(unit))
+
+
+def _map_lines(expert_map: Mapping[str, str]) -> Iterator[str]:
+    """Yield lines about a unit's expert map: the one in service if it is not the plan's, and the last decision."""
+    if expert_map["in_service"] != expert_map["plan"]:
+        why = f": {expert_map['why']}" if "why" in expert_map else ""
+        yield f"    expert map {expert_map['in_service']} instead of the plan's {expert_map['plan']}{why}"
+    if "decision" in expert_map:
+        yield f"    expert_load.live: {expert_map['decision']}"
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:
@@ -202,6 +207,8 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
         where = "".join(f", on spare {each.node} for {each.for_node}" for each in unit.stand_ins or ())
         line = f"  {unit.name}  {unit.phase}  {unit.ranks} ranks  {unit.state}{where}{_bracket(unit.reason)}\n"
         print_colored(line, arguments.color, red=RED, green=GREEN)
+        for more in _map_lines(unit.expert_map) if unit.expert_map else ():
+            print(printable(more))
 
 
 def _cluster_changes(arguments: argparse.Namespace) -> None:

@@ -15,7 +15,17 @@ from stacks.local.played_day import DayRecord, DueAct
 from stacks.local.record import ORDER, GatewayRecord, Record, UnitRecord
 from stacks.local.run_folder import RunFolder
 
-__all__ = ["day_line", "done_acts", "explain_epoch", "explain_state", "play_day", "record_json", "say_day", "stay"]
+__all__ = [
+    "day_line",
+    "done_acts",
+    "explain_epoch",
+    "explain_state",
+    "map_json",
+    "play_day",
+    "record_json",
+    "say_day",
+    "stay",
+]
 
 REFRESH_S = 0.5
 DONE: dict[Kind, str] = {"start": "starts", "serve": "serves", "drain": "drains", "stop": "has stopped"}
@@ -105,7 +115,7 @@ def record_json(record: Record) -> dict[str, Any]:
     units = [
         {"name": unit.name, "phase": unit.phase, "state": unit.state, "ranks": unit.ranks}
         | ({"epoch": {"number": unit.epoch, "digest": unit.epoch_digest}} if unit.epoch else {})
-        | {"expert_map": _map_json(unit)}
+        | {"expert_map": map_json(unit)}
         | _troubles(record, unit)
         for unit in record.units
     ]
@@ -121,6 +131,13 @@ def record_json(record: Record) -> dict[str, Any]:
 def explain_epoch(unit: UnitRecord) -> str:
     """Return who has changed the expert map that a unit follows and, if that is known, what for."""
     return f"expert_load.live: {unit.own_reason}" if unit.epoch == unit.own_epoch else "tidemill experts apply"
+
+
+def map_json(unit: UnitRecord) -> dict[str, Any]:
+    """Return the digests of the plan's map and of the map in service, why they differ, and the last decision."""
+    found = {"plan": unit.planned_map, "in_service": unit.map_in_service}
+    why = {"why": explain_epoch(unit)} if unit.epoch else {}
+    return found | why | ({"decision": unit.decision} if unit.decision else {})
 
 
 def explain_state(record: Record, part: UnitRecord | GatewayRecord) -> str | None:
@@ -153,13 +170,6 @@ def _troubles(record: Record, part: UnitRecord | GatewayRecord) -> dict[str, Any
     reason = {"reason": part.reason} if part.reason else {}
     restarts = {"restarts": part.restarts} if part.restarts else {}
     return reason | restarts | ({} if seconds is None else {"starts_in_s": round(seconds, 1)})
-
-
-def _map_json(unit: UnitRecord) -> dict[str, Any]:
-    """Return the digests of the plan's map and of the map in service, why they differ, and the last decision."""
-    found = {"plan": unit.planned_map, "in_service": unit.map_in_service}
-    why = {"why": explain_epoch(unit)} if unit.epoch else {}
-    return found | why | ({"decision": unit.decision} if unit.decision else {})
 
 
 def _day_json(record: Record) -> dict[str, Any]:

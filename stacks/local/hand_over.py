@@ -11,17 +11,14 @@ The unit's first rank listens beside its launch file. It checks the document and
 import json
 import os
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from planner.facts import names
-from planner.facts.digest import digest_of
 from planner.facts.files import read_file
+from stacks.measured.epochs import InService, Rows, next_document
 
-__all__ = ["Rows", "epoch_file", "hand_over", "map_in_service"]
-
-Rows = Sequence[Sequence[int]]  # a map: [num_moe_layers][num_physical_experts]
+__all__ = ["epoch_file", "hand_over", "map_in_service"]
 
 
 def epoch_file(unit: str) -> str:
@@ -29,17 +26,17 @@ def epoch_file(unit: str) -> str:
     return f"{unit}.epoch.json"
 
 
-def map_in_service(folder: Path, unit: str) -> Rows:
+def map_in_service(folder: Path, unit: str) -> InService:
     """Return the map that a unit follows: that of its epoch's document in `folder`, else its launch file's.
 
     Raises OSError or ValueError if neither can be read.
     """
     try:
         document = json.loads(read_file(folder / epoch_file(unit)))
+        return InService(document["number"], document["physical_to_logical"])
     except FileNotFoundError:
-        document = json.loads(read_file(folder / names.launch_file(unit)))["expert_map"]
-    rows: Rows = document["physical_to_logical"]
-    return rows
+        launch = json.loads(read_file(folder / names.launch_file(unit)))
+        return InService(0, launch["expert_map"]["physical_to_logical"])
 
 
 def hand_over(folder: Path, unit: str, physical_to_logical: Rows) -> dict[str, Any]:
@@ -50,7 +47,7 @@ def hand_over(folder: Path, unit: str, physical_to_logical: Rows) -> dict[str, A
     """
     with _connect(folder, f"{unit}.epoch") as rank, rank.makefile("rb") as said:
         standing = _read_line(said)
-        rank.sendall(json.dumps(_document(standing, physical_to_logical)).encode() + b"\n")
+        rank.sendall(json.dumps(next_document(standing, physical_to_logical)).encode() + b"\n")
         return _read_line(said)
 
 
@@ -76,16 +73,3 @@ def _read_line(said: BinaryIO) -> dict[str, Any]:
         raise ValueError("it closed the connection")
     found: dict[str, Any] = json.loads(line)
     return found
-
-
-def _document(standing: dict[str, Any], physical_to_logical: Rows) -> dict[str, Any]:
-    document = {
-        "version": 1,
-        "unit": standing["unit"],
-        "unit_digest": standing["unit_digest"],
-        "number": standing["number"] + 1,
-        "predecessor": standing["digest"],
-        "places": standing["places"],
-        "physical_to_logical": physical_to_logical,
-    }
-    return {"digest": digest_of(document)} | document

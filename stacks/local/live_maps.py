@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.plan.sections import LiveMap
-from stacks.local.hand_over import Rows, epoch_file, hand_over, map_in_service
+from stacks.local.hand_over import epoch_file, hand_over, map_in_service
 from stacks.local.layout import LiveSettings
 from stacks.local.record import Record, UnitRecord
-from stacks.measured.live_maps import Ending, LiveMaps
+from stacks.measured.epochs import Ending, InService, Rows
+from stacks.measured.live_maps import LiveMaps
 
 __all__ = ["LiveMaps", "note_live_maps"]
 
@@ -24,7 +25,7 @@ class _Unit:
     metrics: tuple[str, ...]
     folder: Path
 
-    def map_in_service(self) -> Rows:
+    def map_in_service(self) -> InService:
         """Return the map of the unit's epoch."""
         return map_in_service(self.folder, self.name)
 
@@ -42,8 +43,8 @@ def note_live_maps(record: Record, live: LiveMaps, settings: LiveSettings, folde
     if turn is None:
         return record
     (unit,) = (unit for unit in record.units if unit.name == turn.unit)
-    if turn.epoch is not None:
-        return record.with_unit(replace(unit, own_epoch=turn.epoch, own_reason=turn.said, decision=None))
+    if turn.has_switched and turn.in_service is not None:
+        return record.with_unit(replace(unit, own_epoch=turn.in_service.epoch, own_reason=turn.said, decision=None))
     return record.with_unit(replace(unit, decision=turn.said or unit.decision))
 
 

@@ -29,11 +29,11 @@ from planner.expert_map.weigh import as_slots, scale
 from planner.facts.loads import Loads
 from planner.facts.quantities import counted
 from planner.plan.sections import LiveMap
+from stacks.measured.epochs import Rows
 from stacks.measured.limits import Limits
 
-__all__ = ["BetterMap", "Rows", "find_better_map"]
+__all__ = ["BetterMap", "find_better_map"]
 
-Rows = Sequence[Sequence[int]]  # a map: [num_moe_layers][num_physical_experts]
 DEVIATIONS = 2  # assumed: min_gain is at least so many standard deviations of a rank's load
 EPSILON = 1e-9  # moves of a step that needs none, so that it is worth most
 KEEP_WITHIN = (0.0, 0.01, 0.03, 0.1)  # assumed: shares above an even map's max over mean at which a layer may stay

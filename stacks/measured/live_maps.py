@@ -12,25 +12,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from planner.facts.digest import digest_of
 from planner.plan.sections import LiveMap
 from planner.problems.errors import TidemillError
-from stacks.measured.better_map import Rows, find_better_map
+from stacks.measured.better_map import find_better_map
+from stacks.measured.epochs import Ending, InService, Rows
 from stacks.measured.halves import Halves, MeasuredLoads
 from stacks.measured.limits import Limits
 from stacks.measured.recorded import read_recorded
 
-__all__ = ["Ending", "LiveMaps", "ServingUnit", "Turn"]
+__all__ = ["LiveMaps", "ServingUnit", "Turn"]
 
 RETRY_S = 5.0  # assumed: ranks that do not answer have a reason that lasts for seconds
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The epoch that a unit is in after a switch, and why that is not the next one."""
-
-    number: int
-    reason: str | None = None
 
 
 class ServingUnit(Protocol):
@@ -56,7 +48,7 @@ class ServingUnit(Protocol):
     def metrics(self) -> Sequence[str]:
         """The URLs of its ranks' metrics."""
 
-    def map_in_service(self) -> Rows:
+    def map_in_service(self) -> InService:
         """Return the map that the unit follows. Raises OSError or ValueError if it cannot be read."""
 
     def hand_over(self, rows: Rows) -> Ending:
@@ -65,12 +57,12 @@ class ServingUnit(Protocol):
 
 @dataclass(frozen=True)
 class Turn:
-    """What came of a turn: a sentence for `status`, empty without news, and the epoch if the unit has switched."""
+    """What came of a turn: a sentence for `status`, empty without news, and the map in service, if that was read."""
 
     unit: str
     said: str = ""
-    epoch: int | None = None
-    map_digest: str | None = None  # of the map in service, if that was read
+    in_service: InService | None = None
+    has_switched: bool = False
     has_failed: bool = False
 
 
@@ -106,24 +98,22 @@ class LiveMaps:
     def _take_turn(self, unit: ServingUnit) -> Turn:
         """Read a unit's counts. Once there are the loads of a whole time, decide about its map and carry that out."""
         try:
-            halves = self._measured[unit.name].add(time.monotonic(), unit.life, read_recorded(unit.metrics).loads)
-            return Turn(unit.name) if halves is None else self._decide(unit, halves)
-        except (OSError, TidemillError, ValueError) as error:
+            found, counted = unit.map_in_service(), read_recorded(unit.metrics).loads
+            halves = self._measured[unit.name].add(time.monotonic(), unit.life, counted)
+            return Turn(unit.name, in_service=found) if halves is None else self._decide(unit, found, halves)
+        except (OSError, TidemillError, ValueError, LookupError) as error:
             return Turn(unit.name, f"its loads or its map cannot be read: {error}", has_failed=True)
 
-    def _decide(self, unit: ServingUnit, halves: Halves) -> Turn:
+    def _decide(self, unit: ServingUnit, found: InService, halves: Halves) -> Turn:
         """Let a unit follow the better map, if there is one within the limits.
 
         Raises OSError or ValueError if its first rank does not answer.
         """
-        rows = unit.map_in_service()
-        better = find_better_map(*halves, rows, unit.num_ranks, unit.rules, self._limits)
+        better = find_better_map(*halves, found.rows, unit.num_ranks, unit.rules, self._limits)
         if better.why_not is not None:
-            said = f"{better}, but {better.why_not}" if better.moves else better.why_not
-            return Turn(unit.name, said, map_digest=digest_of(rows))
+            return Turn(unit.name, f"{better}, but {better.why_not}" if better.moves else better.why_not, found)
         ending = unit.hand_over(better.physical_to_logical)
         if ending.reason is not None:
-            said = f"it stays in epoch {ending.number}: {ending.reason}"
-            return Turn(unit.name, said, map_digest=digest_of(rows), has_failed=True)
+            return Turn(unit.name, f"it stays in epoch {ending.number}: {ending.reason}", found, has_failed=True)
         del self._measured[unit.name]  # loads of the former map decide nothing
-        return Turn(unit.name, str(better), ending.number, digest_of(better.physical_to_logical))
+        return Turn(unit.name, str(better), InService(ending.number, better.physical_to_logical), has_switched=True)

@@ -217,6 +217,32 @@ def test_a_controller_may_ask_the_gateways_for_their_metrics(tmp_path):
     }
 
 
+def test_who_changes_maps_may_write_the_units_next_epochs(tmp_path):
+    """It may write one ConfigMap a unit, which the unit's pods mount if it is there, and may ask ranks for metrics."""
+    live = {"every": "10min", "min_gain": 0.05, "max_bytes": "1GB"}
+    pairs = {"cluster": {"nodes": 8}, "phases": {"ep_size": 2}}
+    changing = rendered(tmp_path, loads={"alpha": 1.01, "live": live}, **pairs)
+    units = [name for kind, name in changing if kind == "LeaderWorkerSet"]
+    rights = [rule for rule in changing["Role", NAME]["rules"] if rule["resources"] == ["configmaps"]]
+    (ranks,) = changing["NetworkPolicy", NAME]["spec"]["egress"][2:]
+
+    assert rights[1:] == [
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "patch"]}
+        | {"resourceNames": [f"{unit}-epoch" for unit in units]},
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]},
+    ]
+    assert ranks["ports"] == [{"protocol": "TCP", "port": 9400}]
+    for unit in units:
+        group = changing["LeaderWorkerSet", unit]["spec"]["leaderWorkerTemplate"]
+        pod = group["workerTemplate"]["spec"]
+        (launch,) = (each["projected"]["sources"] for each in pod["volumes"] if each["name"] == "launch")
+        assert {"configMap": {"name": f"{unit}-epoch", "optional": True}} in launch
+        assert "--next-epoch=/etc/tidemill/next-epoch.json" in pod["containers"][0]["args"]
+    written = changing["TidemillDeployment", "demo-day"]["spec"]["liveMaps"]
+    assert (written["everySeconds"], written["minGain"], written["maxBytes"]) == (600, 0.05, 10**9)
+    assert written["phases"].keys() == {"prefill", "decode"}
+
+
 def test_who_keeps_a_quota_may_write_its_queue(tmp_path):
     """It may write that ClusterQueue and no other; the day has what a free node adds to it."""
     quota = {"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}

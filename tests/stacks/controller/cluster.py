@@ -96,7 +96,8 @@ class MemoryCluster:
         if manifest["kind"] == "Event":
             self.events.append(manifest)
         else:
-            self.put(manifest["kind"], manifest["metadata"]["name"], spec=manifest["spec"])
+            stored = self.put(manifest["kind"], manifest["metadata"]["name"], spec=manifest.get("spec"))
+            stored |= {key: manifest[key] for key in ("data",) if key in manifest}
 
     def delete(self, reference, uid=None, *, immediately=False):
         self._may("delete", reference)

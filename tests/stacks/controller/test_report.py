@@ -28,7 +28,7 @@ def status(demand, suspects=None):
 def build(seen, demand=None, suspects=None, departed=()):
     """The status of what was seen."""
     measurement = Measurement(Observation(seen, Clock(MIDNIGHT, 1)), demand, suspects)
-    return build_status(measurement, decide(seen, NOW), Marks(), None, [*UNITS, *departed], (), NOW, DEPLOYMENT)
+    return build_status(measurement, decide(seen, NOW), Marks(), None, [*UNITS, *departed], (), (), NOW, DEPLOYMENT)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""Units in a cluster get better expert maps while they serve, within the limits of `spec.liveMaps`.
+
+    ranks' metrics, the page of their epoch -> a better map (`stacks/measured`) -> a ConfigMap, which pods of the unit
+    have in their launch folder -> its first rank proposes it -> the page shows the next epoch
+
+Who may write that ConfigMap may move experts. A unit that starts again begins with the plan's map, and the page says
+so. The loads are in this process alone, so another controller measures anew.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import urllib3
+
+from planner.facts import names
+from planner.facts.digest import digest_of
+from planner.plan.sections import LiveMap
+from stacks.controller.act import write_next_epoch
+from stacks.controller.situation import LiveUnit
+from stacks.kube.api import Api
+from stacks.kube.errors import ProviderError
+from stacks.kube.manifest import Manifest
+from stacks.measured.epochs import Ending, InService, Rows, next_document
+from stacks.measured.limits import Limits
+from stacks.measured.samples import fetch
+
+if TYPE_CHECKING:
+    from stacks.measured.live_maps import LiveMaps, ServingUnit, Turn
+
+__all__ = ["FollowedMaps", "serving_units", "update_maps"]
+
+ASK_S = 10.0  # assumed: a page with a map has some hundred kB
+MAX_BYTES = 2**26  # as for the document of an epoch
+POLL_S = 2.0
+WAIT_S = 300.0  # assumed: a kubelet brings a changed ConfigMap within some two minutes, and a switch takes less
+
+
+@dataclass
+class FollowedMaps:
+    """The live maps of the deployment that a controller follows; anew when its limits change."""
+
+    limits: Limits | None = None
+    trouble: str = ""  # as last said
+    live: "LiveMaps | None" = None
+
+    def look(self, limits: Limits, units: "Sequence[ServingUnit]") -> "Turn | None":
+        """Let the units that serve change their maps within `limits`. Return what the last turn brought, if any."""
+        from stacks.measured.live_maps import LiveMaps  # loads numpy, which few controllers need
+
+        if self.live is None or limits != self.limits:
+            self.limits, self.live = limits, LiveMaps(limits)
+        return self.live.look(units)
+
+    def news(self, turn: "Turn | None") -> str:
+        """Return what an operator has to hear of a turn: a switch, and a failure once."""
+        if turn is None or not (turn.has_switched or turn.has_failed):
+            return ""
+        before, self.trouble = self.trouble, turn.said if turn.has_failed else ""
+        if turn.has_switched:
+            return f"{turn.unit} follows a better expert map: {turn.said}"
+        return "" if turn.said == before else f"{turn.unit} gets no better expert map: {turn.said}"
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A `ServingUnit` in a cluster. Its ranks are asked at the addresses of its pods."""
+
+    name: str
+    num_ranks: int
+    rules: LiveMap
+    life: tuple[tuple[str, int], ...]
+    metrics: tuple[str, ...]
+    hand_in: Callable[[str, str], None] = field(repr=False)  # unit, content of the next epoch's document
+
+    def map_in_service(self) -> InService:
+        """Return the map that a rank shows."""
+        standing = self._read_standing()
+        return InService(standing["number"], standing["physical_to_logical"])
+
+    def hand_over(self, rows: Rows) -> Ending:
+        """Write the document of the next epoch, and wait until a rank shows that the unit is in it."""
+        standing = self._read_standing()
+        document = next_document(standing, rows)
+        self.hand_in(self.name, json.dumps(document))
+        until = time.monotonic() + WAIT_S
+        while time.monotonic() < until:
+            time.sleep(POLL_S)
+            if self._read_standing()["digest"] == document["digest"]:
+                return Ending(document["number"])
+        return Ending(standing["number"], f"it has not taken the next one within {WAIT_S:g} s; its log may say why")
+
+    def _read_standing(self) -> dict[str, Any]:
+        """Return what a rank shows of the unit's epoch. Raises ValueError if it shows none, or another unit's."""
+        url = f"{self.metrics[0].removesuffix('/metrics')}/epoch"
+        try:
+            page = json.loads(fetch(url, timeout_s=ASK_S, max_bytes=MAX_BYTES))
+        except urllib3.exceptions.HTTPError as error:
+            raise ValueError(f"{url} does not answer: {type(error).__name__}") from None
+        if not isinstance(page, dict) or page.get("unit") != self.name:
+            raise ValueError(f"{url} shows no epoch of {self.name}")
+        return page
+
+
+def serving_units(
+    api: Api, deployment: Manifest, units: Sequence[LiveUnit], pods: Sequence[Manifest]
+) -> "Iterator[ServingUnit]":
+    """Yield the units that serve and can change their maps, from the deployment's `units` and all their `pods`."""
+    metadata, phases = deployment["metadata"], deployment["spec"]["liveMaps"]["phases"]
+
+    def hand_in(unit: str, content: str) -> None:
+        try:
+            write_next_epoch(api, metadata["namespace"], metadata["name"], unit, content)
+        except ProviderError as error:
+            raise ValueError(f"its next epoch cannot be written: {error}") from None
+
+    for unit in units:
+        own = [pod for pod in pods if pod["metadata"]["labels"].get(names.UNIT_LABEL) == unit.name]
+        addresses = [address for pod in own if (address := (pod.get("status") or {}).get("podIP"))]
+        if unit.phase not in phases or not unit.is_on or not unit.is_ready or len(addresses) != unit.num_nodes:
+            continue
+        settings = phases[unit.phase]
+        ports = range(names.Ports.METRICS, names.Ports.METRICS + settings["ranksPerPod"])
+        urls = tuple(f"http://{_host(address)}:{port}/metrics" for address in addresses for port in ports)
+        rules, life = LiveMap.model_validate_json(json.dumps(settings["rules"])), tuple(sorted(map(_life, own)))
+        yield _Unit(unit.name, len(urls), rules, life, urls, hand_in)
+
+
+def update_maps(written: Sequence[Mapping[str, Any]], turn: "Turn | None") -> list[dict[str, Any]]:
+    """Return the status' `expertMaps` after a turn."""
+    found = {each["unit"]: dict(each) for each in written}
+    if turn is not None and turn.in_service is not None:
+        epoch, digest = turn.in_service.epoch, digest_of(turn.in_service.rows)
+        before = found.get(turn.unit, {})
+        kept = {key: before[key] for key in ("adopted", "decision") if key in before and before["epoch"] == epoch}
+        news = {"adopted" if turn.has_switched else "decision": turn.said} if turn.said else {}
+        found[turn.unit] = {"unit": turn.unit, "inService": digest, "epoch": epoch} | kept | news
+    return [found[unit] for unit in sorted(found)]
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _life(pod: Manifest) -> tuple[str, int]:
+    """Return a pod's uid and how often its containers have started again."""
+    restarts = sum(each["restartCount"] for each in pod["status"].get("containerStatuses") or ())
+    return pod["metadata"]["uid"], restarts

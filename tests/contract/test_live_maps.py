@@ -1,0 +1,157 @@
+"""The controller hands a unit its next epoch in a form that the unit takes, and says what came of it."""
+
+import http.server
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from planner.facts import names
+from planner.facts.digest import digest_of
+from planner.facts.gate import Gate
+from planner.plan.sections import LiveMap
+from runtime.errors import EpochError
+from runtime.expert_parallel.epochs.document import Standing, first_standing, read_epoch
+from runtime.worker.next_epoch import epoch_page
+from stacks.controller import live_maps
+from stacks.controller.loop import run_round
+from tests.ports import own_network
+from tests.runtime.switching_ranks import unit_launch
+from tests.stacks.controller.cluster import MemoryCluster
+from tests.stacks.controller.days import MIDNIGHT
+
+MAP = [[0, 1, 2, 0, 3, 4, 5, 3]] * 2  # two layers, two ranks, four slots each
+LAUNCH = unit_launch(2, MAP)
+RULES = LiveMap(expert_bytes=1000, num_nodes=2, num_groups=1, gate=Gate(), domains=(), split="equal")
+HOT = (100, 5000, 4000, 100, 100, 100)  # rows of each expert between two looks: the first rank has nearly all
+ADDRESSES = [f"{own_network()}.77.{node}" for node in (1, 2)]
+
+
+class PlayedUnit:
+    """Both ranks of a unit as the controller sees them: pages at their addresses. It reads what is mounted."""
+
+    def __init__(self, cluster):
+        self.cluster, self.standing, self.refused, self.num_looks = cluster, first_standing(LAUNCH), [], 0
+        self.seen = None
+
+    def page(self, path):
+        """Return the page at a path. Each look finds more rows."""
+        if path == "/epoch":
+            self.follow()
+            return epoch_page(LAUNCH, SimpleNamespace(standing=self.standing))
+        self.num_looks += 1
+        rank = f'tidemill_expert_rows_total{{model_name="m",unit="{LAUNCH.unit}",rank="0",slot="0"'
+        rows = [
+            f'{rank},moe_layer="{layer}",expert="{expert}"}} {rows * self.num_looks}'
+            for layer in range(len(MAP))
+            for expert, rows in enumerate(HOT)
+        ]
+        return "\n".join([*rows, ""]).encode()
+
+    def follow(self):
+        """Follow the mounted document, as the first rank does."""
+        mounted = self.cluster.objects.get(("ConfigMap", names.epoch_config(LAUNCH.unit)))
+        if mounted is None or mounted["data"] == self.seen:
+            return
+        self.seen = mounted["data"]
+        try:
+            epoch = read_epoch(self.seen[names.NEXT_EPOCH_FILE].encode(), LAUNCH, self.standing)
+            self.standing = Standing(epoch.number, epoch.digest, epoch.physical_to_logical)
+        except EpochError as error:
+            self.refused.append(str(error))
+
+
+@pytest.fixture
+def cluster():
+    spec = {
+        "timezone": "UTC",
+        "warmUpSeconds": 600,
+        "drainSeconds": 300,
+        "units": [{"name": LAUNCH.unit, "phase": "decode", "pods": 2}],
+        "steps": [{"at": "00:00", "units": {"decode": 1}}],
+        "liveMaps": {
+            "everySeconds": 0.2,
+            "minGain": 0.1,
+            "maxBytes": 4000,
+            "phases": {"decode": {"ranksPerPod": 1, "rules": RULES.model_dump(mode="json")}},
+        },
+    }
+    found = MemoryCluster(spec)
+    for address in ADDRESSES:
+        found.pod(LAUNCH.unit, address, f"pod-{address}")["status"] = {"podIP": address}
+    return found
+
+
+@pytest.fixture
+def unit(cluster, monkeypatch):
+    """The unit, whose ranks listen at their addresses."""
+    monkeypatch.setattr(live_maps, "POLL_S", 0.01)
+    unit = PlayedUnit(cluster)
+
+    class Rank(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            content = unit.page(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    servers = [http.server.ThreadingHTTPServer((each, names.Ports.METRICS), Rank) for each in ADDRESSES]
+    for each in servers:
+        threading.Thread(target=each.serve_forever, daemon=True).start()
+    yield unit
+    for each in servers:
+        each.shutdown()
+        each.server_close()
+
+
+def rounds_until(cluster, condition):
+    """Do rounds of one controller until `condition` holds. Return what it said."""
+    said = []
+    follower = cluster.follower(said=said)
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until, said
+        run_round(follower, MIDNIGHT, 5.0)
+        time.sleep(0.02)
+    return said
+
+
+def shown(cluster):
+    """Return what the status says of the unit's map."""
+    (found,) = cluster.status.get("expertMaps") or [{}]
+    return found
+
+
+def test_the_controller_changes_a_map_within_its_limits(cluster, unit):
+    """A unit takes the better map that the controller hands it: the diff's bytes are within max_bytes, and status and
+    an event say what it gains."""
+    said = rounds_until(cluster, lambda: "adopted" in shown(cluster))
+    moved = sum(
+        one != other
+        for rows in zip(MAP, unit.standing.physical_to_logical, strict=True)
+        for one, other in zip(*rows, strict=True)
+    )
+
+    assert unit.standing.number == shown(cluster)["epoch"] == 1
+    assert unit.refused == []
+    assert shown(cluster)["inService"] == digest_of(unit.standing.physical_to_logical) != digest_of(MAP)
+    assert 0 < moved * RULES.expert_bytes <= 4000
+    assert f"for {moved} experts" in shown(cluster)["adopted"]
+    assert any("follows a better expert map: max/mean" in each for each in said)
+    assert "ExpertMap" in {reason for reason, _ in cluster.told()}
+
+
+def test_what_the_limits_forbid_is_proposed_in_status(cluster, unit):
+    """Where no map within the limits gains enough, the unit keeps its map, and status says what a better one does."""
+    cluster.objects[names.DEPLOYMENT_KIND, "a"]["spec"]["liveMaps"]["maxBytes"] = 900
+    rounds_until(cluster, lambda: "decision" in shown(cluster))
+
+    assert unit.standing.number == shown(cluster)["epoch"] == 0
+    assert shown(cluster)["inService"] == digest_of(MAP)
+    assert "but within max_bytes (0.0 MB) a map gains nothing" in shown(cluster)["decision"]
+    assert ("ConfigMap", names.epoch_config(LAUNCH.unit)) not in cluster.objects
