@@ -29,7 +29,8 @@ from pathlib import Path
 import pytest
 
 from planner.facts.digest import digest_of
-from stacks.local.apply_cli import _connect, _document, _read_line
+from stacks.local.hand_over import _connect, _read_line
+from stacks.measured.epochs import next_document
 from tests.benchmarks.faults import RECOVERED_S, Load, expected_texts, hosts_of, restarts
 from tests.benchmarks.goals import Goals
 from tests.benchmarks.planted_kill.sitecustomize import STAGES
@@ -122,18 +123,18 @@ def accepted(tidemill: Tidemill, layers: Sequence[Sequence[int]]) -> list[str]:
 
 def broken(name: str, standing: dict, layers: Sequence[Sequence[int]]) -> bytes:
     """Return a document that the unit must refuse."""
-    document = _document(standing, layers)
+    document = next_document(standing, layers)
     match name:
         case "torn":
             return json.dumps(document)[:-9].encode()
         case "forged":
             return json.dumps(document | {"digest": digest_of({})}).encode()
         case "stale":
-            return json.dumps(_document(standing | {"digest": digest_of({})}, layers)).encode()
+            return json.dumps(next_document(standing | {"digest": digest_of({})}, layers)).encode()
         case "another unit's":
-            return json.dumps(_document(standing | {"unit": "demo-decode-1"}, layers)).encode()
+            return json.dumps(next_document(standing | {"unit": "demo-decode-1"}, layers)).encode()
         case "another plan's":
-            return json.dumps(_document(standing | {"unit_digest": digest_of({})}, layers)).encode()
+            return json.dumps(next_document(standing | {"unit_digest": digest_of({})}, layers)).encode()
     return b"moves"
 
 

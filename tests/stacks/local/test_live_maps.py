@@ -51,7 +51,7 @@ def test_a_unit_adopts_a_better_map_by_itself(demo):
     for each in callers:
         each.start()
     try:
-        wait_until(lambda: "epoch" in decode_unit(demo), timeout_s=90)
+        wait_until(lambda: "epoch" in decode_unit(demo), timeout_s=180)
     finally:
         is_over.set()
         for each in callers:
