@@ -1,30 +1,37 @@
-"""Rollouts on a real cluster under streams: `python -m tests.benchmarks.rollouts [--controller]`, as root.
+"""Rollouts on a real cluster under streams: `python -m tests.benchmarks.rollouts [--controller up|kubectl]`, as root.
 
 Two prefill and two decode units of two ranks each serve. `pulumi up` brings a new expert map, the map of before, a new
 image, the image of before, and an image that cannot be had, while callers stream one answer after another. The gateway
 has the units' image, so it changes with them. Prints how long each took, which units were left as they were, and what
 became of the answers.
 
-With `--controller` a controller gives the turns, and one more change follows: the image of before, which heals what the
-bad one has stopped. Each change that is carried out must do what its diff has said.
+With `--controller` a controller gives the turns, `pulumi up` or `kubectl apply` brings the changes, and one more
+follows: the image of before, which heals what the bad one has stopped. Each change that is carried out must do what its
+diff has said.
 
 Exits with 1 if an answer failed, was cut short or had another text than before, if a unit was not changed that had to
 be, or if the bad image was not undone.
 """
 
 import argparse
+import os
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import yaml
 from kubernetes import client
 
 from planner.diff.diff import compare_plans
+from stacks.cli import main as tidemill
 from tests.benchmarks.applied_changes import describe
 from tests.benchmarks.goals import Goals
 from tests.benchmarks.played_day import Streams, undisturbed
+from tests.benchmarks.up_on_fake_nodes import KUBECTL
 from tests.cluster.build import obtain
 from tests.cluster.cluster import running_cluster
 from tests.cluster.cluster_day import NAME, day_deployed, deployment_of, hh_mm_in
@@ -42,13 +49,14 @@ OTHER_LOAD = {"alpha": 1.2, "seed": 1}
 def main():
     """Roll out and back, and say what became of units and answers."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--controller", action="store_true")
-    has_controller = parser.parse_args().controller
+    parser.add_argument("--controller", choices=["up", "kubectl"])
+    tool = parser.parse_args().controller
+    obtain(KUBECTL)
     folder, goals = Path(tempfile.mkdtemp()), Goals()
     for part in ("cluster", "stack"):
         (folder / part).mkdir()
     with only_run() as run, running_cluster(run, folder / "cluster") as cluster:
-        deployed = deploy(cluster, folder / "stack", has_controller=has_controller)
+        deployed = deploy(cluster, folder / "stack", tool)
         load = yaml.safe_load(deployed.spec.read_text())["expert_load"]
         address = deployed.endpoint().removeprefix("http://").partition(":")[0]
         maps = map_of(deployed)
@@ -60,8 +68,8 @@ def main():
                 ("the image of before", lambda spec: spec["kubernetes"].update(image=cluster.image), True),
                 ("an image that cannot be had", lambda spec: spec["kubernetes"].update(BAD), False),
                 ("the image that can be had", lambda spec: spec["kubernetes"].update(image=cluster.image), True),
-            )[: 6 if has_controller else 5]:
-                rolled(deployed, streams, goals, what, change, is_right=is_right, has_controller=has_controller)
+            )[: 6 if tool else 5]:
+                rolled(deployed, streams, goals, what, change, tool, is_right=is_right)
                 if what == "a new expert map":
                     goals.check("expert maps that are others", int(map_of(deployed) != maps), "==", 1)
         tried = [pod.spec.containers[0].image for pod in deployed.pods(f"{NAME}-gateway")]
@@ -76,7 +84,7 @@ def main():
 BAD = {"image": "localhost/nobody:1", "ready_timeout": "30s"}
 
 
-def deploy(cluster, folder, *, has_controller):
+def deploy(cluster, folder, tool):
     """All units on, each of two ranks, so that a map can be another one."""
     windows = [
         {"at": hh_mm_in(-60), "prefill_units": 2, "decode_units": 2},
@@ -92,13 +100,37 @@ def deploy(cluster, folder, *, has_controller):
         cluster={"gpus_per_node": 2},
         prefill=two_ranks,
         decode=two_ranks,
-        kubernetes={"namespace": NAMESPACE, "controller": {} if has_controller else None},
+        kubernetes={"namespace": NAMESPACE, "controller": {} if tool else None},
     )
-    if not has_controller:
+    if tool is None:
         deployed.change_spec(lambda spec: spec["kubernetes"].pop("overlay"))
-    done = deployed.pulumi.up()
-    assert done.status == 0, done.output
+    status, words = apply(deployed, tool)
+    assert status == 0, words
+    if tool:
+        wait_until(lambda: conditions(deployed).get("Ready", ("", ""))[0] == "True", TURNS_S)
+    if tool == "kubectl":
+        wait_until(lambda: is_answering(deployed), TURNS_S)
     return deployed
+
+
+def apply(deployed, tool):
+    """Bring the spec to the cluster. Return exit status and words."""
+    if tool != "kubectl":
+        run = deployed.pulumi.up()
+        return run.status, run.output
+    rendered = deployed.spec.parent / "rendered"
+    with redirect_stdout(StringIO()):
+        assert tidemill(["render", str(deployed.spec), "-o", str(rendered)]) == 0
+    command = [str(obtain(KUBECTL)), "apply", "--server-side", "-k", str(rendered)]
+    environment = os.environ | {"KUBECONFIG": str(deployed.cluster.kubeconfig)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def is_answering(deployed):
+    """Whether the gateway takes calls."""
+    gateway = client.AppsV1Api(deployed.cluster.api).read_namespaced_deployment(f"{NAME}-gateway", NAMESPACE)
+    return gateway.status.available_replicas
 
 
 def map_of(deployed):
@@ -107,25 +139,26 @@ def map_of(deployed):
     return plan.unit_document(plan.units_of("decode")[0])["expert_map"]
 
 
-def rolled(deployed, streams, goals, what, change, *, is_right, has_controller):
-    """One `up`, and the turns of a controller: its time, the pods that are others, and answers so far."""
+def rolled(deployed, streams, goals, what, change, tool, *, is_right):
+    """One change, and the turns of a controller: its time, the pods that are others, and answers so far."""
     before, so_far, began = {unit: deployed.uids(unit) for unit in UNITS}, len(streams.answers), time.monotonic()
-    plan, former = deployed.plan, changes(deployed)[-1:] if has_controller else []
+    plan, former = deployed.plan, changes(deployed)[-1:] if tool else []
     heals = bool(former) and former[0].get("outcome") != "CarriedOut"
     deployed.change_spec(change)
-    run = deployed.pulumi.up()
-    if has_controller:
-        print(f"{what}: `up` took {time.monotonic() - began:.0f} s, exit status {run.status}", flush=True)
+    status, words = apply(deployed, tool)
+    if tool:
+        print(f"{what}: applied in {time.monotonic() - began:.0f} s, exit status {status}", flush=True)
         wait_until(lambda: turns_are_over(deployed, former, is_right=is_right), TURNS_S)
     seconds = time.monotonic() - began
     same = [unit for unit in UNITS if before[unit] & deployed.uids(unit)]
     print(f"{what}: {seconds:.0f} s, {len(streams.answers) - so_far} answers meanwhile, untouched: {same}", flush=True)
-    if is_right != (run.status == 0):
-        print(run.output[-3000:], flush=True)
-    goals.check(f"{what}: exit status is 0", int(run.status == 0), "==", int(is_right))
+    is_refused = not is_right and tool != "kubectl"  # kubectl awaits nothing
+    if is_refused == (status == 0):
+        print(words[-3000:], flush=True)
+    goals.check(f"{what}: exit status is 0", int(status == 0), "==", int(not is_refused))
     num_same = ("==", 0) if is_right and not heals else (">=", 2)
     goals.check(f"{what}: units that were left as they were", len(same), *num_same)
-    if has_controller and is_right and not heals:
+    if tool and is_right and not heals:
         said, done = compare_plans(plan, deployed.plan).as_json(), changes(deployed)[-1]
         describe(said, done)
         objects = client.CustomObjectsApi(deployed.cluster.api)
@@ -135,12 +168,16 @@ def rolled(deployed, streams, goals, what, change, *, is_right, has_controller):
 
 def turns_are_over(deployed, former, *, is_right):
     """Whether another change than the `former` one is carried out, or has stopped where it cannot be."""
-    status = deployment_of(deployed).get("status", {})
-    reasons = {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions", [])}
     if not is_right:
-        return reasons.get("Current") == ("False", "Stopped")
-    last = status.get("changes", [])[-1:]
-    return last != former and "ended" in last[0] and reasons["Ready"][0] == "True"
+        return conditions(deployed)["Current"] == ("False", "Stopped")
+    last = changes(deployed)[-1:]
+    return last != former and "ended" in last[0] and conditions(deployed)["Ready"][0] == "True"
+
+
+def conditions(deployed):
+    """Condition -> its status and reason."""
+    found = deployment_of(deployed).get("status", {}).get("conditions", [])
+    return {each["type"]: (each["status"], each["reason"]) for each in found}
 
 
 def changes(deployed):
