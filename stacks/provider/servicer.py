@@ -241,15 +241,23 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
         """Delete the objects and wait until they are gone. Objects that replaced them under the same name stay.
 
-        A single object that is now part of a set stays too: in older states each was a resource of its own.
+        Objects that are now part of a set stay too: in older states each was a resource of its own. So does a unit that
+        has left the plan, if a controller deletes it.
         """
         old = decode_struct(request.old_inputs)
         if request.type in occupants.LISTS:
             self._delete_leftovers(request, old, {"objects": {}})
             return empty_pb2.Empty()
         manifests = objects.read_manifests(old, request.type)
-        if not self._is_kept(request.type, object_set.main_object(manifests)[1]):
-            object_set.delete(self._api(), manifests, self._patience(request), self._made_uids)
+        main = object_set.main_object(manifests)[1]
+        is_declared = Reference.from_manifest(main) in self._set_members
+        if request.type != OBJECTS and is_declared:
+            return empty_pb2.Empty()
+        if num_withheld(main) and not is_declared and is_left_to_controller(self._api(), main):
+            text = f"{Reference.from_manifest(main)} has left the plan, and stays until the controller deletes it"
+            self.engine.warn(request.urn, text)
+            return empty_pb2.Empty()
+        object_set.delete(self._api(), manifests, self._patience(request), self._made_uids)
         return empty_pb2.Empty()
 
     @report_errors
@@ -267,17 +275,6 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def _api(self) -> Api:
         assert self._session is not None, "the engine configures a provider before it uses it"
         return self._session.api()
-
-    def _is_kept(self, token: str, main: Manifest) -> bool:
-        """Return whether objects stay in the cluster when Pulumi deletes their resource, whose main object is `main`.
-
-        A single object stays that is part of a set now: in older states each was a resource of its own. A unit that has
-        left the plan stays if a controller deletes it.
-        """
-        is_declared = Reference.from_manifest(main) in self._set_members
-        if token != OBJECTS:
-            return is_declared
-        return bool(num_withheld(main)) and not is_declared and is_left_to_controller(self._api(), main)
 
     def _carry_out_list(self, request: Any, old: dict[str, Any], listed: dict[str, Any]) -> None:
         """Carry out a list (`occupants.py`): delete objects that have left it or, for `Arrivals`, wait for new ones."""

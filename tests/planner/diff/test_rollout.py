@@ -7,6 +7,7 @@ import pytest
 from planner.compiler import compile_plan
 from planner.diff.diff import compare_plans
 from planner.diff.pods import compare_pods
+from planner.diff.text import diff_text
 from planner.manifests.render import render_files
 from planner.rules.check import change_spec, check_spec
 from tests.planner.diff.pairs import base, changed

@@ -290,6 +290,8 @@ def test_a_unit_that_leaves_is_the_controllers_to_delete(fake, servicer, followe
     end(servicer, "prefill-1")
 
     assert {path for path in fake.objects if path.startswith(GROUPS)} == {f"{GROUPS}/prefill-0", f"{GROUPS}/prefill-1"}
+    text = "LeaderWorkerSet demo/prefill-1 has left the plan, and stays until the controller deletes it"
+    assert servicer.engine.warnings == [text]
 
 
 def test_a_unit_of_the_plan_is_replaced_though_there_is_a_controller(fake, servicer, followed):
