@@ -6,8 +6,8 @@ controller together with a new template; one prefill unit more, orders by `kubec
 by hand, a decode unit on the node of a prefill unit that leaves, a unit that leaves, maps for new loads, a new
 template, one that cannot start, the former one again, and a unit that leaves while the others get a new template. Each
 change must do what its diff has said: the units, what becomes of them, and the fewest that serve. Pods that a change
-leaves alone must keep their UIDs. At last `pulumi destroy` must leave nothing, not even a unit that the controller
-still had to delete.
+leaves alone must keep their UIDs. At last the controller leaves, and comes back, and all is destroyed by
+`pulumi destroy`. Neither may leave a unit that the controller still had to delete.
 
 Kubectl is built at the first call.
 """
@@ -242,14 +242,33 @@ def fail_and_go_back(day, goals):
     goals.check("the former one: second units left alone", int(kept == SECOND), "==", 1)
 
 
-def destroy(day, goals, before):
-    """A unit leaves while the controller is held, and then everything is destroyed but the namespace."""
+def leave_while_held(day, goals):
+    """A unit leaves while the controller may not delete it."""
     hold = json.dumps({"spec": {"hold": {"until": "2100-01-01T00:00:00Z"}}})
     day.kubectl("patch", "tidemill", NAME, "-n", NAMESPACE, "--type", "merge", "-p", hold)
     day.write(prefill_units=1, decode_units=1, env={"REVISION": "4"})
     status, words = day.apply()
     print(words[-2000:] if status else "", end="")
+    goals.check("a unit that leaves while held: exit status", status, "==", 0)
     goals.check("a unit that leaves while held: pods", len(day.pods()), "==", 3)
+
+
+def lose_controller(day, goals):
+    """A plan without the controller; the units of the plan keep their pods."""
+    before = day.pods()
+    day.write(prefill_units=1, decode_units=1, env={"REVISION": "4"}, controller=None)
+    status, words = day.apply()
+    print(words[-2000:] if status else "", end="")
+    goals.check("no controller any more: exit status", status, "==", 0)
+    goals.check("no controller any more: pods", len(day.pods()), "==", 2)
+    goals.check("no controller any more: pods left alone", len(before.items() & day.pods().items()), "==", 2)
+    day.write(prefill_units=1, env={"REVISION": "4"})
+    status, words = day.apply()
+    assert status == 0, words
+
+
+def destroy(day, goals, before):
+    """Destroy everything but the namespace."""
     done = day.stack.destroy()
     print(done.output[-2000:] if done.status else "", end="")
     goals.check("destroy: exit status", done.status, "==", 0)
@@ -297,6 +316,12 @@ def main():
             what = "a unit that leaves, and a new template"
             change(day, goals, what, 0, prefill_units=1, env={"REVISION": "4"})
             if tool == "up":
+                leave_while_held(day, goals)
+        if tool == "up":
+            lose_controller(day, goals)
+            with day.controller():
+                day.wait(day.is_ready, "the controller is back")
+                leave_while_held(day, goals)
                 destroy(day, goals, before)
     return goals.report()
 
