@@ -7,11 +7,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from planner.facts.catalog import GPUS
 from planner.spec.section import Section
 
 MAX_USD = 1e6  # for a GPU-hour or a million tokens
 MILLION = 1e6
-_OTHER_GPU = "h20"
+_A_GPU = next(name for name in GPUS if name != "cpu")
 
 
 class PriceSpec(Section):
@@ -64,7 +65,7 @@ class CostSpec(Section):
     gpus: dict[str, Annotated[float, Field(ge=0, le=MAX_USD)]] = Field(
         default={},
         description="Prices of a GPU-hour of the GPU models of phases that cost something else, by model.",
-        examples=[{_OTHER_GPU: 1.1}],
+        examples=[{_A_GPU: 1.1}],
     )
     prices: PriceSpec | None = Field(
         default=None,
