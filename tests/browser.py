@@ -54,3 +54,10 @@ def assert_drawn(page, width):
     page.evaluate("document.querySelectorAll('details.both').forEach((each) => { each.open = true; })")
     assert page.evaluate(UNSEEN) + page.evaluate(CUT) == []
     assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def found_by_axe(page):
+    """What keeps somebody from reading or using the page, as axe finds it: [(rule, the first such element)]."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    return [(each["id"], each["nodes"][0]["html"]) for each in Axe().run(page).response["violations"]]

@@ -6,7 +6,7 @@ from stacks.simulator.flows.day import DayColumn, simulate_day
 from stacks.simulator.flows.failures import Failure
 from stacks.simulator.report.day_figures import PANELS, day_page
 from stacks.simulator.variants import Variant
-from tests.browser import assert_drawn, launched_chromium, opened_page
+from tests.browser import assert_drawn, found_by_axe, launched_chromium, opened_page
 
 pytestmark = pytest.mark.slow
 
@@ -42,12 +42,13 @@ def test_a_simulated_day_is_drawn(browser, url, width, scheme):
 
 
 def test_the_slider_marks_the_simulated_day(browser, url):
-    """The time that the slider sets is marked in each chart of the day."""
+    """The time that the slider sets is marked in each chart of the day. Axe finds nothing on the page."""
     with opened_page(browser, url) as page:
         marks = page.locator("#simulated .now")
         before = [marks.nth(index).bounding_box()["x"] for index in range(marks.count())]
         page.locator("input[type=range]").fill("240")
         after = [marks.nth(index).bounding_box()["x"] for index in range(marks.count())]
+        assert found_by_axe(page) == []
 
     assert len(before) == len(PANELS)
     assert [was - now > 100 for was, now in zip(before, after, strict=True)] == [True] * len(PANELS)
