@@ -37,7 +37,7 @@ COMMANDS = {
     "plan": "planner.cli",
     "report": "planner.cli",
     "diff": "planner.cli",
-    "experts": "planner.cli",
+    "experts": "planner.experts.cli",
     "render": "planner.cli",
     "accuracy": "planner.accuracy.cli",
     "up": "stacks.local.up_cli",
