@@ -71,7 +71,10 @@ class PhaseCost(Part):
 
 
 class Freed(Part):
-    """The node-hours of a day for which nodes of the peak are off, and their price in dollars at the common rate."""
+    """The node-hours a day that are saved because fewer nodes are on than at the peak.
+
+    Their price is in US dollars at the common rate.
+    """
 
     node_hours_per_day: float
     usd_per_day: float

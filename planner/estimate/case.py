@@ -34,7 +34,7 @@ def build_case(
 ) -> Case:
     """Return the speed model's input for a predictable phase, with perfectly balanced GPUs.
 
-    `exchange` has the number of copies of a token in a normal dispatch. `engine` is by default the spec's.
+    `exchange` says how many copies of a token a normal dispatch sends. `engine` defaults to the spec's engine.
     """
     phase, model = layout.phase, spec.model
     machine = build_machine(spec.gpu_of(phase), layout.gpu)
@@ -59,7 +59,7 @@ def build_case(
 
 
 def _fp8_core(spec: ResolvedSpec, phase: Phase) -> frozenset[Queries]:
-    """Return the queries of a phase whose core attention the engine computes in FP8."""
+    """Return the kinds of query (of prompts, of generated tokens) whose core attention the engine computes in FP8."""
     section = spec.phase(phase)
     if section.kv_precision != "fp8" or section.attention_precision == "bf16" or not spec.model.is_dense_latent:
         return frozenset()

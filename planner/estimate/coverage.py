@@ -36,7 +36,10 @@ PredictBalance = Callable[
 
 @dataclass(frozen=True)
 class FailureDomains:
-    """The GPU, node and rack in which each rank of a unit is. `rack` is empty if the spec names no racks."""
+    """The failure domain of each rank of a unit, by kind: its GPU, its node and its rack.
+
+    `rack` is empty if the spec names no racks.
+    """
 
     gpu: Domains
     node: Domains
@@ -109,7 +112,7 @@ def check_coverage(
 
 
 def check_map_coverage(maps: Mapping[Phase, ExpertMap]) -> Iterator[Finding]:
-    """Yield a finding on the phases that miss `coverage: rack`: some unit would lose experts if it lost a rack."""
+    """Yield a finding for the phases whose map misses `coverage: rack`: a unit would lose experts if it lost a rack."""
     open_phases = [phase for phase, each in maps.items() if not each.is_covered]
     if open_phases:
         rule = f"S722 must hold in all units of {' and '.join(open_phases)}, which share one expert map"

@@ -30,9 +30,9 @@ class Loss(Part):
 
 
 def report_failures(spec: ResolvedSpec, units: Sequence[Unit]) -> dict[Phase, dict[str, Loss]]:
-    """Return, for each phase, the most units that losing one domain stops, by kind of domain, smallest kind first.
+    """Return phase -> kind of failure domain -> the most units that stop if one such domain is lost.
 
-    The kinds are GPU and node, and rack if the spec names racks.
+    Kinds are in order of size: GPU and node, and rack if the spec names racks.
     """
     rack_of = named_places(nodes_of(spec.cluster), "rack")
     return {phase: dict(_losses([each for each in units if each.phase == phase], rack_of)) for phase in spec.phases}

@@ -25,7 +25,10 @@ class GpuLoads(Part):
 
 
 def measure_gpu_loads(expert_map: ExpertMap, loads: Sequence[Sequence[float]], sizes: Sizes) -> GpuLoads:
-    """Return the GPUs' loads with and without the map, under the map's split rule. A layer without load is even."""
+    """Return the GPUs' loads with and without the map, under the map's split rule.
+
+    GPUs count as equally loaded in a layer without load.
+    """
     from planner.expert_map.native import gpu_loads  # `validate` must not wait for numpy
     from planner.expert_map.weigh import as_slots, scale
 

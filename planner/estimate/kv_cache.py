@@ -88,7 +88,7 @@ class KvCache(Part):
 
 @dataclass(frozen=True)
 class PromptNodes:
-    """How many nodes that compute prompts are on, and how often such nodes are turned on."""
+    """Counts of the nodes that compute prompts: how many are on, and how often one is turned on."""
 
     mean: float  # nodes that are on, averaged over the day
     most: int  # nodes that are on in the busiest hour
@@ -98,7 +98,7 @@ class PromptNodes:
 
 @dataclass(frozen=True)
 class Disks:
-    """The place and the price of the spec's disk."""
+    """Where the spec's KV disk is, in each node or shared, and what it costs."""
 
     is_shared: bool = False  # one for all nodes, instead of one in each
     price: DiskPriceSpec | None = None

@@ -57,7 +57,7 @@ def _reading_s(kubernetes: KubernetesSpec, node_bytes: float) -> float:
 
 
 def _needed_s(engine: EngineName, reading_s: float) -> float:
-    """Return the seconds in which a unit that reads weights for `reading_s` is expected to be ready."""
+    """Return the seconds from a unit's start until it is expected to be ready, if reading weights takes `reading_s`."""
     return reading_s if engine == OURS else max(_with_margin(reading_s, COMPILING_S), LEAST_COMPILING_START_S)
 
 

@@ -34,7 +34,7 @@ def full_rates(spec: Spec, memory: Sequence[MemoryPlan], outlooks: Sequence[Phas
 
 
 def most_requests(spec: Spec, memory: Sequence[MemoryPlan], outlook: PhaseOutlook) -> float:
-    """Return how many requests a rank or attention group accepts: `max_requests`, or as many as KV has room for."""
+    """Return how many requests a rank or attention group accepts: `max_requests`, or fewer if KV has no room."""
     kv_tokens = outlook.case.point.kv_tokens if outlook.case else 0
     rooms = [each.kv_tokens / kv_tokens for each in memory if each.phase == outlook.phase and kv_tokens]
     return min([spec.phase(outlook.phase).max_requests, *rooms])

@@ -141,8 +141,8 @@ def _imbalance(
 def _token_copies(model: Model, layout: PhaseLayout, unit: UnitShape, expert_map: ExpertMap) -> Exchange:
     """Return how many copies of a token a normal dispatch sends to other GPUs and to other nodes.
 
-    If tokens prefer near replicas, copies to other nodes shrink like the pairs that leave a node. Otherwise the number
-    follows from the dispatch bytes that the map is known to send, if any.
+    If tokens prefer near replicas, the copies to other nodes fall in proportion to the pairs that leave a node.
+    Otherwise, if the map says how many bytes its dispatch sends, the copies follow from those bytes.
     """
     expected = expected_copies(
         model, unit.num_gpus, unit.num_nodes, groups_on_nodes=expert_map.policy == "hierarchical"

@@ -73,7 +73,7 @@ def _inherited_fields(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
 
 
 def _output_tokens(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any]) -> dict[str, float]:
-    """Return field -> value of mixed units' `output_tokens`; empty for other phases.
+    """Return `output_tokens` -> its value for mixed units; empty for other phases.
 
     The value follows from the traffic's ratio or, without traffic, is twice the mean KV beyond the prompt.
     """

@@ -139,7 +139,10 @@ def _covers_phase(row: Measurement, phase: Phase) -> bool:
 
 
 def _ratio(row: Measurement, case: Case, calibration: Calibration) -> float:
-    """Return measured over predicted tokens/s of a row. Raises CallError if it is faster than any kernel could be."""
+    """Return a row's measured tokens/s over the predicted tokens/s.
+
+    Raises CallError if the measured rate is higher than any kernel allows.
+    """
     there = _case_of_row(row, case)
     measured, most = _measured_rate(row, case), MAX_SPEEDUP * overhead_free_rate(there)
     if measured > most:
@@ -171,9 +174,10 @@ def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
 
 
 def _point_of_sglang(each: Mapping[str, Any]) -> dict[str, float]:
-    """Return `kv_tokens`, the mean KV of requests, if a result of SGLang's benchmark has the requests' lengths.
+    """Return `kv_tokens` -> the mean KV length of requests in a result of SGLang's benchmark.
 
-    The benchmark's concurrency is not used, because that counts the whole service.
+    The result is empty if the benchmark does not give the requests' lengths. The benchmark's concurrency is not used,
+    because it counts the whole service.
     """
     names = ("random_input_len", "random_output_len")
     if any(each.get(name) is None for name in names):

@@ -38,7 +38,7 @@ def expected_copies(model: Model, num_gpus: int, num_nodes: int, *, groups_on_no
 
 
 def remote_share(expert_map: ExpertMap, loads: Sequence[Sequence[float]], num_places: int) -> float:
-    """Return the share of token-expert pairs sent to another place, if a unit has `num_places` nodes, or GPUs.
+    """Return the share of token-expert pairs that are sent to another place, if a unit has `num_places` nodes or GPUs.
 
     If replicas are chosen equally, the share is 1 - 1 / num_places. If near replicas come first, pairs whose expert has
     a replica in the token's own place stay there.

@@ -117,7 +117,7 @@ def drift(loads_LE: "Floats", drift_share: float = DRIFT_SHARE) -> "Floats":
 
 @cache
 def _densities() -> "tuple[Floats, Floats]":
-    """Return a table of probabilities, and of the normal density at the quantile of each probability."""
+    """Return two arrays: probabilities, and the standard normal density at the quantile of each probability."""
     import numpy as np  # as above
 
     table = np.linspace(0.002, 0.998, 499)

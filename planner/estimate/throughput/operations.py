@@ -89,7 +89,7 @@ def prompt_attention_output_time(
 
 
 def apply_launch_floor(floor: Seconds, time: Seconds) -> Seconds:
-    """Return the soft maximum of the `time` of GPU work and the time that the host takes to launch it, `floor`."""
+    """Return the time of work that takes a GPU `time` and its host `floor` to launch: their soft maximum."""
     longer, shorter = max(floor, time), min(floor, time)
     return Seconds(longer * (1 + (shorter / longer) ** FLOOR_SHARPNESS) ** (1 / FLOOR_SHARPNESS)) if longer else longer
 
@@ -107,9 +107,10 @@ def routed_experts_time(machine: Machine, work: FfnWork, slots: float, pairs: fl
 
 
 def prompt_experts_time(machine: Machine, work: FfnWork, slots: float, pairs: float) -> Seconds:
-    """Return the time of prefill's routed experts on a GPU that received `pairs` rows, without copies of rows.
+    """Return the time of prefill's routed experts on a GPU that received `pairs` rows.
 
-    The time is a fixed time + the longer of weight reads and matmuls. `slots` is as in `routed_experts_time`.
+    Copies of rows are not included (`expert_copy_bytes`). The time is a fixed time + the longer of weight reads and
+    matmuls. `slots` is as in `routed_experts_time`.
     """
     kernels = machine.kernels
     reading = transfer_time(Bytes(slots * work.weights / kernels.copy_share), machine.memory)
@@ -168,7 +169,8 @@ class LowLatency:
 def low_latency_dispatch(machine: Machine, sent: Bytes, received: Bytes, nodes: int) -> LowLatency:
     """Return the times of a low-latency dispatch.
 
-    `sent` and `received` count bytes that leave the node or, in a unit of one node, the GPU.
+    `sent` and `received` count the bytes that a GPU exchanges with other nodes or, in a unit of one node, with other
+    GPUs.
     """
     kernels = machine.kernels
     whole = low_latency_seconds(machine, "dispatch", received, nodes)
@@ -177,7 +179,10 @@ def low_latency_dispatch(machine: Machine, sent: Bytes, received: Bytes, nodes: 
 
 
 def low_latency_combine(machine: Machine, sent: Bytes, received: Bytes, nodes: int) -> LowLatency:
-    """Return the times of a low-latency combine, which reverses the dispatch, so that the fullest GPU sends most."""
+    """Return the times of a low-latency combine.
+
+    It reverses the dispatch, so the GPU that received most rows now sends most.
+    """
     kernels = machine.kernels
     whole = low_latency_seconds(machine, "combine", sent, nodes)
     fixed = machine.fixed(kernels.combine_nvlink_fixed_us)

@@ -72,7 +72,7 @@ class Case:
 
     @property
     def piece(self) -> float:
-        """Return how many tokens of a prompt an attention group computes in one step: all, or what a step takes."""
+        """Return how many tokens of one prompt an attention group computes in one step: all, or what a step takes."""
         return min(max(self.point.computed_tokens, 1.0), self.point.step_tokens)
 
     @property
@@ -151,7 +151,8 @@ class Prediction:
 def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, with_spans: bool = False) -> Prediction:
     """Predict the rates and latencies of `case`.
 
-    `evidence`, and the `worst` imbalance if given, determine the width of ranges. `with_spans` adds a layer's spans.
+    `evidence`, and the `worst` imbalance if given, determine the width of ranges. `with_spans` adds the times of the
+    spans of one layer to the prediction.
     """
     drifted = None if worst is None else saturated_rate(replace(case, imbalance=worst))
     turns = mixed_turns(case) if case.phase == "mixed" else None
@@ -286,7 +287,7 @@ def _without_overheads(case: Case) -> Case:
 
 
 def _rate(case: Case, *, with_spans: bool = False) -> tuple[float, StepTime]:
-    """Return the saturated tokens/s of one GPU, and the time of a prefill step, or of a step of tokens."""
+    """Return the saturated tokens/s of one GPU, and the time of one step, of prefill or of generating tokens."""
     factor = case.engine.factor.get(case.phase, 1.0)
     point, group = case.point, case.unit.attention_tp
     if case.phase == "prefill":
@@ -299,7 +300,10 @@ def _rate(case: Case, *, with_spans: bool = False) -> tuple[float, StepTime]:
 
 
 def _engine_turns(case: Case) -> SteadyTurns:
-    """Return how a mixed unit divides its time, for a case after `_apply_engine`, without the engine's factor."""
+    """Return how a mixed unit divides its time, before the engine's constant factor on its rate.
+
+    `case` is a result of `_apply_engine`.
+    """
     point = case.point
     ended = case.num_groups * point.requests * point.accepted_tokens / point.output_tokens
 
@@ -313,7 +317,7 @@ def _engine_turns(case: Case) -> SteadyTurns:
 
 
 def _turn_prompt_seconds(case: Case, load: float) -> float:
-    """Return the seconds for which a mixed unit computes prompts in one turn, without the engine's factor.
+    """Return the seconds for which a mixed unit computes prompts in one turn, before the engine's constant factor.
 
     The fullest group sets the pace of attention, the mean group that of experts.
     """

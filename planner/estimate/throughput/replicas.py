@@ -100,8 +100,11 @@ class ReplicaBalance:
         return variances
 
     @cached_property
-    def _replicas(self) -> "Floats":
-        """Return the hottest replica's share of its layer's load with m redundant slots, `[num_moe_layers, m]`."""
+    def _hottest_shares(self) -> "Floats":
+        """Return the hottest replica's share of its layer's load for 0, 1, 2, ... redundant slots.
+
+        The result is `[num_moe_layers, num_experts x MAX_REPLICAS]`.
+        """
         import numpy as np  # as above
 
         parts = self._shares[:, :, None] / np.arange(1, MAX_REPLICAS + 1)
@@ -144,8 +147,8 @@ class ReplicaBalance:
 
     def _hottest_replica(self, num_slots: int) -> "Floats":
         redundant = num_slots - self._shares.shape[1]
-        last = self._replicas.shape[1] - 1
-        found: Floats = self._replicas[:, min(redundant, last)]
+        last = self._hottest_shares.shape[1] - 1
+        found: Floats = self._hottest_shares[:, min(redundant, last)]
         return found
 
 

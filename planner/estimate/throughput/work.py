@@ -229,8 +229,8 @@ def _grouped_work(each: GroupedAttention, hidden: int, formats: Formats, kv_byte
 def _linear_work(each: LinearAttention, hidden: int, formats: Formats) -> AttentionWork:
     """Return the work of linear attention with a gated delta rule in one layer.
 
-    A token's queries, keys and values go through the convolution and then into the scan, which writes a result for each
-    value: all are read and written once more than that, in BF16.
+    A prompt's queries, keys and values are read and written by the convolution, then by the scan, which also writes the
+    results. `scan_bytes` counts these reads and writes, in BF16.
     """
     values = each.num_value_heads * each.value_head_dim
     into = (each.conv_channels + values + 2 * each.num_value_heads) * hidden
@@ -253,7 +253,10 @@ def _linear_work(each: LinearAttention, hidden: int, formats: Formats) -> Attent
 
 
 def _draft_input(hidden: int, precision: Precision) -> FfnWork:
-    """Return the work of an MTP module's projection of a state and an embedding to one state, in BF16 or FP32."""
+    """Return the work of the projection in front of an MTP module, in BF16 or FP32.
+
+    It maps a hidden state and an embedding to one hidden state.
+    """
     return _ffn_work(2 * hidden * hidden, "fp32" if precision == "fp32" else "bf16")
 
 
