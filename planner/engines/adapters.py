@@ -27,7 +27,7 @@ ADAPTERS: dict[EngineName, Adapter] = {
 
 
 def unit_container(spec: Spec, unit: Unit, known: PhaseFacts) -> Container:
-    """Return the container of each pod of `unit`, which does not run the bundled runtime."""
+    """Return the container of each pod of `unit`, whose engine is not the bundled runtime."""
     return ADAPTERS[spec.engine_name].unit(spec, unit, known, _image(spec))
 
 

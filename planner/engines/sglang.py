@@ -181,7 +181,7 @@ def _model(spec: Spec, phase: PhaseSpec, known: PhaseFacts) -> Iterator[Option]:
 
 
 def _group(unit: Unit) -> Iterator[Option]:
-    """Yield the options for the server's address and for how its pods find each other."""
+    """Yield the options for the server's address, and those by which the pods of a unit find each other."""
     yield "--host", POD_ADDRESS
     yield "--port", str(HTTP_PORT)
     if len(unit.nodes) > 1:

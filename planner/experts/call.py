@@ -84,7 +84,7 @@ def wrong_arguments(
 
 
 def _less_than_one(call: ExpertsCall) -> Iterator[Finding]:
-    """Yield a finding for each count below one."""
+    """Yield a finding for each count (of GPUs, nodes, slots, groups) below one."""
     for name in COUNTS:
         count = getattr(call, name)
         if count is not None and count < 1:

@@ -34,7 +34,10 @@ class Arrangement:
         return [dict(cells) for cells in self.cells_of_unit]
 
     def shift(self, unit: int, source: int, target: int, count: int) -> None:
-        """Move `count` nodes of `unit` between cells. Until the next shift, a cell may be overdrawn."""
+        """Move `count` nodes of `unit` between cells.
+
+        The target may hold more nodes than it has until the next shift.
+        """
         self._add(unit, source, -count)
         self._add(unit, target, count)
 
@@ -167,7 +170,7 @@ class _LeafRackCounter:
 def _fewest_by_nodes(largest_first: tuple[int, ...], overdrawn: int) -> list[int]:
     """Return number of nodes -> the fewest racks that hold so many nodes, from the racks' sizes.
 
-    The list goes on for `overdrawn` more nodes than the racks have, with the number of all racks.
+    The list has `overdrawn` more entries than the racks have nodes; these entries are the number of all racks.
     """
     racks = [number for number, size in enumerate(largest_first, 1) for _ in range(size)]
     return [0, *racks, *[len(largest_first)] * overdrawn]

@@ -137,7 +137,7 @@ def _fill_line(
 
 
 def _line_up(task: Task) -> list[int]:
-    """Return all cells leaf by leaf, and in each leaf the largest racks first."""
+    """Return all cells in the order in which a line of units fills them: by leaf, largest racks of a leaf first."""
     leaves, racks = task.leaves, task.racks
 
     def key(cell: int) -> tuple[int, int, int, int]:

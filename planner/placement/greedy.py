@@ -112,7 +112,7 @@ def _is_best(objectives: Objectives) -> bool:
 
 
 def _shake(task: Task, assignment: Assignment, random: Random, num_units: int) -> Assignment:
-    """Return `assignment` with `num_units` movable units placed again, each near a random cell."""
+    """Return `assignment` with `num_units` units that may move taken out and placed again, each near a random cell."""
     shaken = [dict(cells) for cells in assignment]
     units = random.sample(task.movable, min(num_units, len(task.movable)))
     for unit in units:

@@ -44,7 +44,10 @@ def _keep_nodes(cells: Mapping[int, int], had: Sequence[tuple[int, Node]]) -> li
 
 
 def _order_ranks(nodes: Sequence[Node], before: Sequence[str]) -> tuple[str, ...]:
-    """Return the nodes' names rack by rack. If `before` has as many nodes, previous nodes keep their positions."""
+    """Return the names of a unit's nodes in the order of its ranks: rack by rack.
+
+    If `before` has as many nodes, the previous nodes keep their positions.
+    """
     names = [node.name for node in _sort_by_rack(nodes)]
     if len(names) != len(before):
         return tuple(names)

@@ -36,12 +36,12 @@ class Objective:
 
     @property
     def excess(self) -> int:
-        """How far the count is above its bound."""
+        """Return how far the count is above its bound."""
         return self.value - self.bound
 
     @property
     def is_proven(self) -> bool:
-        """Whether the count is at its bound, so that no placement has a better one."""
+        """Return whether the count is at its bound, so that no placement has a lower one."""
         return self.excess == 0
 
 
