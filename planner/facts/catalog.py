@@ -431,9 +431,9 @@ def suggest_gpu(written: str, known: Sequence[str]) -> Fix:
 
 
 def unplanned_gpu(written: str) -> str | None:
-    """Return the known GPU that `written` names if the catalog lacks it, else None.
+    """Return the GPU that `written` names if it is a known GPU that the catalog lacks; None otherwise.
 
-    A chip of the catalog with another board or memory is another GPU, and its whole name is returned.
+    A chip of the catalog on another board, or with other memory, is another GPU; then all of `written` is returned.
     """
     words = _words(written)
     listed = [each for each in words if each in UNPLANNED or each.startswith(UNPLANNED_SERIES)]

@@ -84,7 +84,10 @@ class MixtralShapes(LocalExpertsShapes):
     sliding_window: Size | None = None
 
     def planning_obstacle(self) -> str | None:
-        """Explain why these shapes cannot be planned, such as a window, which no published checkpoint has; or None."""
+        """Return the reason why the planner cannot plan these shapes, such as a window; None if it can.
+
+        No published checkpoint has a window.
+        """
         return super().planning_obstacle() if self.sliding_window is None else "sliding_window is set"
 
 
@@ -101,7 +104,7 @@ class MiniMaxM2Shapes(LocalExpertsShapes):
     norms: ClassVar[str] = "heads"
 
     def planning_obstacle(self) -> str | None:
-        """Explain why these shapes cannot be planned, such as layers with linear attention; or return None."""
+        """Return the reason why the planner cannot plan these shapes, such as linear attention; None if it can."""
         is_linear = 0 in (self.attn_type_list or [])
         return "attn_type_list says that layers have linear attention" if is_linear else super().planning_obstacle()
 
@@ -159,7 +162,10 @@ class Qwen3MoeShapes(GroupedShapes):
         return "some layers are dense, and there is no intermediate_size" if is_missing else None
 
     def planning_obstacle(self) -> str | None:
-        """Explain why these shapes cannot be planned, such as a window, which no published checkpoint has; or None."""
+        """Return the reason why the planner cannot plan these shapes, such as a window; None if it can.
+
+        No published checkpoint has a window.
+        """
         return "use_sliding_window is true" if self.use_sliding_window else super().planning_obstacle()
 
     def experts(self) -> Experts:

@@ -26,7 +26,7 @@ class LatentShapes(DenseFirstShapes):
     index_topk: Count | None = None  # how many earlier tokens a query reads, if an indexer picks them
 
     def planning_obstacle(self) -> str | None:
-        """Explain why these shapes cannot be planned, such as MoE layers that are not consecutive; or return None."""
+        """Return the reason why the planner cannot plan these shapes, such as scattered MoE layers; None if it can."""
         freq = self.moe_layer_freq
         between = None if freq == 1 else f"by moe_layer_freq ({freq}), dense layers stand among MoE layers"
         return between or super().planning_obstacle()

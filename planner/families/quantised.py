@@ -396,7 +396,7 @@ def _choose_precision(expert: Format, *, has_eight_bits: bool) -> Precision | No
 
 
 def _drop_usual(layer: Layer, usual: Formats) -> Layer:
-    """Return `layer` without formats of its own if these are the `usual` ones of the precision."""
+    """Return `layer` without formats of its own if they equal `usual`, the formats that its precision implies."""
     assert layer.kept_in is not None
     present = {each.role for each in layer.matrices(hidden_size=1) if each.module}
     is_usual = not layer.kept_in.modules and all(

@@ -32,7 +32,7 @@ PerLayer = Annotated[list[T], Field(max_length=2 * MAX_LAYERS)]  # some publishe
 
 @dataclass(frozen=True)
 class File:
-    """What a model takes from a `config.json` beside its shapes, in the same way for all families."""
+    """Facts of a `config.json` that are no shapes, and that all families give in the same way."""
 
     source: str
     model_type: str
@@ -58,7 +58,7 @@ class Shapes(BaseModel):
 
     @property
     def order(self) -> str:
-        """Return, for messages, the keys that say which layers are dense; empty if none can be."""
+        """Return the keys that say which layers are dense, to name them in messages; empty if no layer can be dense."""
         return ""
 
     def is_moe(self) -> list[bool]:

@@ -41,7 +41,7 @@ class Node:
 
     @property
     def is_spare(self) -> bool:
-        """Whether the node is a spare: free of units now, and a unit that loses a node may move to it."""
+        """Return whether the node is a spare: it has no unit, and a unit that loses a node may move to it."""
         return self.unusable == SPARE
 
 

@@ -95,9 +95,10 @@ def largest_step_tokens(phase: Phase, spec: PhaseSpec) -> int:
 
 
 def fill_tiles(tokens: int, num_ranks: int) -> int:
-    """Return the least room for tokens of a rank, from `tokens` on, with which a slot's room for all ranks is tiles.
+    """Return the least number of tokens per rank, `tokens` or more, for which the rows of a slot fill whole tiles.
 
-    DeepGEMM's masked matmuls write whole tiles, so our runtime's room ends with one (`expert_parallel/factory.py`).
+    A slot has room for that many tokens of each of `num_ranks` ranks. DeepGEMM's masked matmuls write whole tiles, so
+    the room of the bundled runtime ends with a tile (`expert_parallel/factory.py`).
     """
     step = TILE_ROWS // math.gcd(TILE_ROWS, num_ranks)
     return -(-tokens // step) * step

@@ -42,7 +42,10 @@ class CompressedAttention:
 
     @property
     def only_kv(self) -> KvPrecision:
-        """Return FP8. Source: sglang 0.5.23 arg_groups/overrides.py, _deepseek_v4_kv_cache_dtype."""
+        """Return FP8, the only precision in which kernels store this attention's KV.
+
+        Source: sglang 0.5.23 arg_groups/overrides.py, _deepseek_v4_kv_cache_dtype.
+        """
         return "fp8"
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
@@ -71,15 +74,16 @@ class CompressedAttention:
         return LayerKv(entry, self.ratio or 1, self.window, self._slot_bytes(PAGE_TOKENS), self._state_bytes())
 
     def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return the number of values: queries, results, the output's middle step, and keys of window and entries."""
+        """Return the number of values in queries, results, the output's middle step, and keys of window and entries."""
         entries = context // self.ratio if self.ratio else 0
         keys = (tokens + min(context, self.window) + entries) * self.head_dim
         return tokens * (2 * self.num_heads * self.head_dim + self.o_groups * self.o_lora_rank) + keys
 
     def one_of(self, num_gpus: int) -> "CompressedAttention":
-        """Return one GPU's part: its heads and their groups of the output. Each GPU holds the key that all heads read.
+        """Return the attention with one GPU's part of the heads and of their groups of the output.
 
-        Source: sglang 0.5.23 models/deepseek_v4.py: wq_b, wo_a and wo_b are split, wq_a, wkv and compressors are not.
+        Each GPU holds the key that all heads read. Source: sglang 0.5.23 models/deepseek_v4.py: wq_b, wo_a and wo_b are
+        split, wq_a, wkv and compressors are not.
         """
         groups = max(1, self.o_groups // num_gpus)
         return replace(self, num_heads=self.num_heads // num_gpus, o_groups=groups)
@@ -111,6 +115,6 @@ class CompressedAttention:
         )
 
     def _state_bytes(self) -> int:
-        """Return the bytes kept for tokens that are in no entry yet: a key and a gate for each, in FP32."""
+        """Return the bytes kept for tokens that no entry includes yet: a key and a gate for each, in FP32."""
         values = self.head_dim + (self.indexer.head_dim if self.indexer else 0)
         return self._widths * self.ratio * 2 * self._widths * values * STATE_VALUE_BYTES

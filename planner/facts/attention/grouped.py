@@ -83,10 +83,10 @@ class GroupedAttention:
         return (tokens * self.num_heads + context * self.num_kv_heads) * self._kv_dim + gates
 
     def one_of(self, num_gpus: int) -> "GroupedAttention":
-        """Return one GPU's part: its heads. With more GPUs than KV heads, several GPUs hold the same KV head.
+        """Return the attention with one GPU's part of the heads.
 
-        Source: github.com/vllm-project/vllm 0036d38d vllm/model_executor/layers/linear.py, QKVParallelLinear: KV heads
-        are split, or held several times if fewer.
+        With more GPUs than KV heads, several GPUs hold the same KV head. Source: github.com/vllm-project/vllm 0036d38d
+        vllm/model_executor/layers/linear.py, QKVParallelLinear: KV heads are split, or held several times if fewer.
         """
         kv_heads = max(1, self.num_kv_heads // num_gpus)
         return replace(self, num_heads=self.num_heads // num_gpus, num_kv_heads=kv_heads)

@@ -88,7 +88,7 @@ class LatentAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return the KV: 1,152 B a token for (512 + 64) values in BF16, or 576 B in FP8, with one scale for all tokens.
+        """Return a request's KV in one layer: 576 values a token, 1,152 B in BF16 or 576 B in FP8 (with one scale).
 
         Sparse attention's FP8 has an FP32 scale for each 128 values of the latent vector, and the rotated key in BF16:
         512 + 16 + 128 = 656 B. Source: github.com/deepseek-ai/FlashMLA 066b5ba6 README.md.
@@ -112,9 +112,10 @@ class LatentAttention:
         return context * (latent + self.num_heads * expanded) + tokens * self.num_heads * (query + self.v_head_dim)
 
     def one_of(self, num_gpus: int) -> "LatentAttention":
-        """Return one GPU's part: its heads. All heads read one latent vector, so each GPU holds it.
+        """Return the attention with one GPU's part of the heads.
 
-        Source: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py, class MLA: wq_b, wkv_b and wo are split
-        by heads, wq_a and wkv_a are not, and each rank caches the latent vector.
+        All heads read one latent vector, so each GPU holds it. Source: github.com/deepseek-ai/DeepSeek-V3 9b4e9788
+        inference/model.py, class MLA: wq_b, wkv_b and wo are split by heads, wq_a and wkv_a are not, and each rank
+        caches the latent vector.
         """
         return replace(self, num_heads=self.num_heads // num_gpus)

@@ -56,11 +56,11 @@ class LinearAttention:
         return LayerKv(state_bytes=matrices + self.conv_channels * (self.conv_size - 1) * CONV_VALUE_BYTES)
 
     def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return the number of activations: projections, the convolution's inputs and outputs, and results."""
+        """Return the number of values in projections, the convolution's inputs and outputs, and results."""
         return tokens * (2 * self.conv_channels + 2 * self.num_value_heads * self.value_head_dim)
 
     def one_of(self, num_gpus: int) -> "LinearAttention":
-        """Return one GPU's part: its heads, and with them its part of the state.
+        """Return the attention with one GPU's part of the heads, and with them of the state.
 
         Source: sglang 0.5.23 configs/mamba_utils.py, Mamba2StateShape, which divides by the group's size.
         """
