@@ -291,7 +291,7 @@ def _unit_count_field(phase: Phase) -> Any:
 
 
 class Step(Part):
-    """A state of the day: the units that are on from the time `at` for `minutes`, and the number of their nodes."""
+    """A step of the schedule: the units that are on from the time `at` for `minutes`, and the number of their nodes."""
 
     at: str
     minutes: int

@@ -2,7 +2,7 @@
 
 A window lasts until the next window begins. The last one lasts until the first begins on the next day, so windows may
 cross midnight. Units of a phase are switched by number: with three units on, these are the first three. So the units
-and nodes of a smaller state are always among those of a larger state, and a step of the schedule moves nothing.
+and nodes of a smaller state are always among those of a larger state, and the schedule never moves a unit.
 
 Weekdays and dates may have windows of their own. Each kind of day is planned as if it repeated every day.
 
@@ -33,10 +33,10 @@ ALL_STAY_ON = "All units stay on, whatever the schedule says: tidemill up --day 
 
 @dataclass(frozen=True)
 class Step:
-    """A state of the deployment, from `at` until the next step: the units that are on, and the nodes that they use."""
+    """A step of the schedule: the units that are on from `at` until the next step, and the number of their nodes."""
 
     at: str  # HH:MM
-    minutes: int  # that the state lasts
+    minutes: int  # that the step lasts
     num_units: dict[Phase, int]
     units: tuple[str, ...]
     num_nodes: int

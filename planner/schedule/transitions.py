@@ -20,7 +20,7 @@ Number = int | float  # an int stays an int: 0 and 0.0 differ in JSON, and so in
 
 @dataclass(frozen=True)
 class State:
-    """The units that serve from a minute of the day until the next state."""
+    """The units that are on from a minute of the day until the next state begins."""
 
     minute: int  # from midnight
     units: tuple[str, ...]
