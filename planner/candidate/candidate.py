@@ -129,7 +129,7 @@ class Candidate:
 
     @cached_property
     def refusals(self) -> tuple[Finding, ...]:
-        """The engine's limits that the spec breaks. They do not prevent a plan."""
+        """Findings on what the engine cannot run of this spec. They do not prevent a plan."""
         return findings_at(self, "rendered")
 
     @cached_property
@@ -171,7 +171,7 @@ class Candidate:
 
     @cached_property
     def loads(self) -> Loads:
-        """Load of each expert, how often tokens choose it: [num_moe_layers][num_routed_experts]."""
+        """The load of each expert (how often tokens choose it), `[num_moe_layers][num_routed_experts]`."""
         return self.resolved.expert_loads
 
     @cached_property

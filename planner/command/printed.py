@@ -30,7 +30,7 @@ def print_json(document: Any) -> None:
 
 
 def print_colored(text: str, color: str, *, red: str, green: str | None = None) -> None:
-    """Print a result; what the patterns `red` and `green` match has that colour, if `color` asks for any."""
+    """Print a result. Text that matches the pattern `red` or `green` gets that colour, if `color` allows colours."""
     if _wants_color(color):
         for code, pattern in ((RED, red), (GREEN, green)):
             if pattern is not None:

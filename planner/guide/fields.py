@@ -80,7 +80,10 @@ def names_elsewhere(path: str) -> Sequence[Row]:
 
 
 def _renamed_fields(row: Row) -> Iterator[str]:
-    """Yield the paths of the field that `row` has other names for; none if it has advice, or other names of values."""
+    """Yield the paths of the field that other tools call by the names in `row`.
+
+    Yields nothing if `row` gives advice instead, or other names of values.
+    """
     name = row.write.partition(",")[0]
     if name.replace(".", "_").isidentifier():
         for place in row.places:
@@ -130,7 +133,7 @@ def _options(field: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _units(field: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the units of a quantity."""
+    """Yield the units in which a field of the schema takes a quantity, such as GB."""
     for option in _options(field):
         yield from _units(option)
     if found := UNITS.search(field.get("pattern", "")):
