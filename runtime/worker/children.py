@@ -26,9 +26,9 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class ChildDied(RuntimeFailure):
-    """A child ended before it was asked to.
+    """A child process ended before it was asked to.
 
-    `is_echo`: only because it lost a peer, so another child's death is the cause.
+    `is_echo`: it ended only because it lost a peer, so another child's death is the cause.
     """
 
     def __init__(self, sentence: str, is_echo: bool) -> None:
@@ -100,7 +100,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def _find_cause(children: Sequence[Child], dead: list[Child]) -> Child:
-    """Return the child whose death caused the others' deaths. Wait briefly for it, since it may be seen last."""
+    """Return the child whose death made the other children end. It may be seen last, so wait briefly for it."""
     deadline = time.monotonic() + CAUSE_GRACE_S
     while all(child.process.returncode == PEER_LOST for child in dead) and time.monotonic() < deadline:
         time.sleep(POLL_S)

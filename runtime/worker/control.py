@@ -27,7 +27,7 @@ __all__ = ["Control", "last_standing", "listen_in"]
 
 
 def last_standing(launch: UnitLaunch, folder: Path | None) -> Standing:
-    """Return the epoch in which a unit begins: the one whose document lies in `folder`, else epoch 0.
+    """Return the epoch in which a unit starts: the one whose document lies in `folder`, else epoch 0.
 
     A document that is torn, changed or of another unit is refused and logged.
     """
@@ -62,14 +62,14 @@ def listen_in(folder: Path, unit: str) -> socket.socket:
 
 
 class Control:
-    """Serves the callers of the socket, on the rank's event loop."""
+    """Takes documents of epochs from the callers of the unit's control socket, on the rank's event loop."""
 
     def __init__(self, launch: UnitLaunch, switch: Switch, folder: Path) -> None:
         self._launch, self._switch = launch, switch
         self._kept = _kept_epoch(folder, launch.unit)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one caller."""
+        """Send one caller the unit's epoch, read the next epoch's document, and send how the switch to it ended."""
         try:
             writer.write(_line(self._standing()))
             writer.write(_line(await self._switch_to(await reader.readuntil())))
@@ -97,7 +97,7 @@ class Control:
         return ending
 
     def _keep(self, content: bytes) -> None:
-        """Keep the document of the epoch that the unit is in now."""
+        """Write the document of the unit's present epoch to a file, so that a restart begins in this epoch."""
         partial = self._kept.with_suffix(".partial")
         try:
             partial.write_bytes(content)

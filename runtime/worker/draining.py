@@ -48,7 +48,7 @@ class Drain:
         self._has_begun = False
 
     def begin(self, _: int, __: FrameType | None) -> None:
-        """Handle SIGTERM: let the ranks finish the requests that they have."""
+        """Handle SIGTERM: tell the ranks to finish the requests that they have."""
         signal.signal(signal.SIGTERM, end_at_once)
         signal.signal(signal.SIGALRM, end_at_once)
         signal.setitimer(signal.ITIMER_REAL, self._longest_s)
@@ -57,7 +57,10 @@ class Drain:
             rank.process.terminate()
 
     def check(self) -> None:
-        """Raises PeerLost if the unit has lost a node for good, so that draining is useless. Call this now and then."""
+        """Raises PeerLost if the unit has lost a node for good, which makes draining useless.
+
+        Call this now and then.
+        """
         if self._is_whole():
             self._last_whole = self._now()
         elif self._has_begun and self._now() - self._last_whole >= BROKEN_S:

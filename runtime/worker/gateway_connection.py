@@ -65,10 +65,11 @@ class Refused(RuntimeFailure):
 
 
 class GatewayLink:
-    """The connection to one gateway. Used from one event loop; other threads go through `io_thread.py`.
+    """The connection to one gateway.
 
-    `gateway` is the gateway's name. `is_dismissed`: none of its requests needs this rank any more. `is_refused`: it
-    sends this rank no requests, because of the weights that the rank loaded.
+    Used from one event loop; other threads go through `io_thread.py`. `gateway` is the gateway's name. `is_dismissed`
+    is true once no request of the gateway needs this rank. `is_refused` is true if the gateway sends this rank no
+    requests, because of the weights that the rank loaded.
     """
 
     def __init__(self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None]) -> None:
@@ -120,9 +121,10 @@ class GatewayLink:
         self.send(load)
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message if the gateway is connected. All messages of one turn of the event loop are written together.
+        """Send a message if the gateway is connected.
 
-        So the 128 tokens of a step take one system call here, and one packet that wakes the gateway.
+        All messages of one turn of the event loop are written together. So the 128 tokens of a step take one system
+        call here, and one packet that wakes the gateway.
         """
         if self._writer is not None:
             if not self._unsent:
@@ -184,7 +186,7 @@ class GatewayLink:
             self._take(frame[0])
 
     def _take(self, message: FromGateway) -> None:
-        """Act on messages about the connection, and pass on the others."""
+        """Act on a message about the connection, and pass any message about a request to the step loop."""
         match message:
             case Rejected(reason=reason):
                 raise Refused(f"the gateway refuses this rank: {reason}")

@@ -66,7 +66,7 @@ class Calls:
             self._loop.call_soon_threadsafe(self._make)
 
     def _make(self) -> None:
-        """Make each call on its own, so that one that fails does not stop the others."""
+        """Make all queued calls. A call that fails does not stop the others."""
         self._is_woken = False
         while self._waiting:
             call, arguments = self._waiting.popleft()
@@ -103,7 +103,7 @@ class Network:
         self._soon(self._start, listen)
 
     def open_control(self, listener: socket.socket, serve: Serve) -> None:
-        """Receive documents of epochs on `listener`."""
+        """Receive documents of epochs on `listener`, and let `serve` answer each caller."""
 
         async def listen() -> None:
             await asyncio.start_unix_server(serve, sock=listener, limit=MAX_DOCUMENT_BYTES)

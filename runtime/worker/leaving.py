@@ -26,7 +26,7 @@ class RankNetwork(Protocol):
 
 
 class Leaving:
-    """How one rank takes part in the end of its unit."""
+    """One rank's part in the orderly end of its unit."""
 
     def __init__(self, network: RankNetwork) -> None:
         self._network = network
@@ -34,7 +34,7 @@ class Leaving:
         self.has_begun = False
 
     def begin(self) -> None:
-        """Let the rank leave from the step loop's next turn on. Safe in a signal handler."""
+        """Let the rank begin to leave at the next turn of the step loop. Safe in a signal handler."""
         self.has_begun = True
 
     def tell_gateways(self) -> None:

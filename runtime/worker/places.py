@@ -123,7 +123,10 @@ class Roll:
         return None
 
     def _enter(self, claim: Claim, writer: asyncio.StreamWriter) -> _Member:
-        """Add the node. A pod whose process starts again replaces its earlier connection, even an open one."""
+        """Add the node that makes this claim.
+
+        A pod whose process starts again replaces its earlier connection, even an open one.
+        """
         before = self._members.get(claim.node)
         member = self._members[claim.node] = _Member(claim, writer)
         if before is not None:

@@ -41,7 +41,7 @@ class Pulse:
         self.num_turns = 0
 
     def repeat(self, tell: Callable[[], None], period_s: float = TELL_S) -> None:
-        """Let the step loop call `tell` every `period_s` seconds, on its own thread, while it turns."""
+        """Call `tell` every `period_s` seconds for as long as the step loop turns, on the loop's own thread."""
         self._telling.append(_RepeatedCall(tell, period_s, self._now()))
 
     def note_weights(self) -> None:
@@ -49,7 +49,7 @@ class Pulse:
         self._has_weights = True
 
     def turn(self) -> None:
-        """Record that the loop begins another turn."""
+        """Record that the step loop begins another turn, and make the repeated calls that are due."""
         self._last_turn = now = self._now()
         self.num_turns += 1
         for each in self._telling:
@@ -58,7 +58,7 @@ class Pulse:
                 each.tell()
 
     def is_moving(self) -> bool:
-        """Return whether the rank has started and, if its loop has begun, the loop turned a moment ago."""
+        """Return whether the rank has started, and whether its step loop turned a moment ago if it has begun."""
         if self._last_turn is None:
             return self._has_weights
         return self._now() - self._last_turn < MOMENT_S

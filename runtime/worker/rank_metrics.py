@@ -52,7 +52,10 @@ class RankMetrics:
         ).labels(*self._labels)
 
     def kv_sent(self, num_bytes: SentBytes, seconds: float, seconds_after_prompt: float) -> None:
-        """Count the transfer of one request that a decode rank accepted."""
+        """Count one request's KV transfer, which a decode rank accepted.
+
+        Its bytes count, its time, and the time after the prompt.
+        """
         self._kv_payload.inc(num_bytes.payload)
         self._kv_framing.inc(num_bytes.framing)
         self._kv_skipped.inc(num_bytes.skipped)
@@ -60,7 +63,7 @@ class RankMetrics:
         self._kv_seconds_after_prompt.observe(seconds_after_prompt)
 
     def count_prompts(self, num_tokens: int, num_pairs: int) -> None:
-        """Count the prompts' part of one step."""
+        """Count the prompt tokens that one step computed, and their pairs of core attention."""
         self._prompt_tokens.inc(num_tokens)
         self._attention_pairs.inc(num_pairs)
 
@@ -86,7 +89,7 @@ class RankMetrics:
 
 
 class _SchedulerCounters:
-    """Reads queues and pages at each scrape."""
+    """Reads the lengths of the scheduler's queues and its use of KV pages at each scrape."""
 
     def __init__(self, scheduler: Scheduler, labels: tuple[str, ...]) -> None:
         self._scheduler = scheduler

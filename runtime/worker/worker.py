@@ -214,7 +214,7 @@ def run_step_loop(
 
 
 def _may_leave(group: Group, leaving: Leaving) -> bool:
-    """Return whether any rank was told to leave and all ranks of the idle unit are free.
+    """Return whether the unit, which has no work and was told to leave, may end: all of its ranks are free.
 
     All ranks call this together.
     """
@@ -304,7 +304,7 @@ def _engine_config(launch: UnitLaunch, standing: Standing, folder: Path, device:
 
 
 def throttle_progress(num_parts: int, say: Callable[[float], None]) -> Callable[[int, int], None]:
-    """Return a progress function that calls `say(done / total)` at most `num_parts` times."""
+    """Return a progress function (done, total) that calls `say(done / total)` at most `num_parts` times."""
     num_said = 0
 
     def progress(done: int, total: int) -> None:
@@ -317,7 +317,7 @@ def throttle_progress(num_parts: int, say: Callable[[float], None]) -> Callable[
 
 
 class _Holder:
-    """Asks the step loop to hold and release prefixes, through its inbox."""
+    """Asks the step loop, through its inbox, to hold and release the prefixes of offered prompts."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
