@@ -73,7 +73,7 @@ _Group: TypeAlias = tuple[_Rule, list[int]]  # a rule, and the numbers of `ROWS`
 
 
 def draw(logits_BV: Tensor, draws: Mapping[int, PendingDraw], link: HostLink) -> dict[int, DrawnToken | Tensor]:
-    """Return row -> drawn token for each row in `draws`, or its logits if only `sampling.py` can draw it.
+    """Return row -> drawn token for each row in `draws`, or the row's logits if only `sampling.py` can draw its token.
 
     There are at most three copies to the host: the tokens drawn at first, those that needed all of V sorted, and
     logits.
@@ -94,7 +94,7 @@ def draw(logits_BV: Tensor, draws: Mapping[int, PendingDraw], link: HostLink) ->
 
 
 def noise(key_R1: Tensor, ids: Tensor) -> Tensor:
-    """Return -ln(u), [R, K], for the key of each row and the tokens `ids`, [K] or [R, K].
+    """Return -ln(u) for uniform random numbers u, [R, K], which depend on each row's key and on `ids`, [K] or [R, K].
 
     These are draws of the exponential distribution.
     """
@@ -178,20 +178,20 @@ def _draw_on_device(logits_BV: Tensor, groups: list[_Group], settings: Tensor, n
 
 
 def _take_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Return each row's most likely token, the first of equals, and True for each row: its token is decided."""
+    """Return each row's most likely token, the first among equals, and a column of True: all are decided."""
     tokens_R = logits_RV.argmax(-1)
     return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
 
 
 def _draw_from_all(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Return each row's token, drawn from the whole vocabulary, and True for each row: its token is decided."""
+    """Return each row's token, drawn from the whole vocabulary, and a column of True: all are decided."""
     ids_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
     tokens_R = (_scores(logits_RV, settings).exp_() / noise(settings.key, ids_V)).argmax(-1)
     return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
 
 
 def _draw_from_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Return each row's token, drawn from its best K, and whether these include all that top_k and top_p keep."""
+    """Return each row's token, drawn from its best K, and whether all that top_k and top_p keep are among the K."""
     if logits_RV.shape[1] <= NUM_BEST:
         return _draw_from_sorted(logits_RV, settings)
     ids_RK = logits_RV.topk(NUM_BEST, sorted=False).indices.sort().values
@@ -200,14 +200,14 @@ def _draw_from_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Ten
 
 
 def _draw_from_sorted(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Return each row's token, drawn after sorting the whole vocabulary, and True for each row: it is decided."""
+    """Return each row's token, drawn after sorting the whole vocabulary, and a column of True: all are decided."""
     return _draw_from_candidates(logits_RV, *logits_RV.sort(descending=True, stable=True), settings)
 
 
 def _draw_from_candidates(
     logits_RV: Tensor, logits_RK: Tensor, ids_RK: Tensor, settings: _Settings
 ) -> tuple[Tensor, Tensor]:
-    """Return each row's token, drawn from its K candidates, and whether no token outside them could be needed.
+    """Return each row's token, drawn from its K candidates, and whether the candidates were enough to decide it.
 
     The candidates are sorted: the best first, and equals by id.
     """

@@ -21,9 +21,10 @@ __all__ = ["ArrivedRequest", "DecodePhase", "Hold", "Release"]
 
 @dataclass(frozen=True)
 class Hold:
-    """A message to hold the blocks that this rank has of an offered prompt, until it arrives or a Release comes.
+    """A message to hold the blocks that this rank has of an offered prompt.
 
-    `answer` is called with the number of tokens of these blocks.
+    They are held until the prompt's request arrives or a Release comes. `answer` is called with the number of tokens in
+    these blocks.
     """
 
     prefix: HeldPrefix

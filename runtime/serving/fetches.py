@@ -64,7 +64,10 @@ class SlowTier(Protocol):
 
 @dataclass
 class _Fetch:
-    """A loading of a tenant's blocks, and the prompts that wait for it: the first, and others that need the same."""
+    """A loading of a tenant's blocks, and the prompts that wait for it.
+
+    Those are the first prompt, and others that need the same blocks.
+    """
 
     requests: list[Request]
     tenant: bytes
@@ -126,7 +129,10 @@ class Fetches:
         return aborted
 
     def note_use(self, request: Request) -> None:
-        """Record which blocks an ending request used. Those used before are offered once host memory has them."""
+        """Record which blocks an ending request used.
+
+        Blocks that were used before are offered to the slow tier once they are in host memory.
+        """
         hashes = request.block_hashes(0, request.num_shareable_blocks)
         for number, block_hash in enumerate(hashes[: self._seen.see(hashes)]):
             if number not in request.fetched:
@@ -136,13 +142,13 @@ class Fetches:
             self._due.popitem(last=False)
 
     def offer_saved(self, hashes: Sequence[bytes]) -> None:
-        """Offer the blocks that are due among `hashes`, now that host memory has them."""
+        """Offer those of `hashes` that are due to the slow tier, now that host memory has their blocks."""
         for block_hash in hashes:
             if block_hash in self._due:
                 self._offer(block_hash)
 
     def _offer(self, block_hash: bytes) -> None:
-        """Offer a due block to the slow tier if host memory has it."""
+        """Offer a due block to the slow tier if host memory has it; then the block is due no longer."""
         latents = self._host.lend(block_hash)
         if latents is not None:
             self._slow.offer(block_hash, latents, self._due.pop(block_hash))

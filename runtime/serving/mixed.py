@@ -10,5 +10,5 @@ class MixedPhase(PhaseRunner[Prefill]):
     """The phase in which requests come from the gateway and stay until they are complete."""
 
     def arrive(self, message: Prefill) -> None:
-        """Queue a prompt."""
+        """Queue a prompt from the gateway."""
         self._accept_prompt(message)

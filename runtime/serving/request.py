@@ -135,7 +135,7 @@ class Request:
         """The hashes of the prompt's blocks after the cached tokens, to look up in the cache.
 
         The block of the last token to prefill is left out: that token must be computed, because the next one is drawn
-        from it. In the middle of a block there are no hashes.
+        from it. The list is empty if the cached tokens end within a block.
         """
         if self.num_cached % PAGE_TOKENS:
             return []

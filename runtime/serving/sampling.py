@@ -163,5 +163,5 @@ def _keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
 
 
 def _mark_rest(ordered: Tensor, top_p: float) -> Tensor:
-    """Return whether each probability is not needed: larger ones before it add up to `top_p` already."""
+    """Return for each probability whether it is dropped, because the larger ones before it add up to `top_p`."""
     return ordered.cumsum(-1) - ordered >= top_p

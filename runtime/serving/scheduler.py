@@ -229,7 +229,7 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
 
     def _can_allocate(self, request: Request, shared: PageTable) -> bool:
-        """Return whether there are pages for a waiting request.
+        """Return whether the cache has pages for a waiting request.
 
         If no request is running, held prefixes give up their pages for the waiting one.
         """
@@ -253,9 +253,10 @@ class Scheduler:
         return request.latents is not None
 
     def _take_prefix(self, request: Request) -> range:
-        """Let a request that enters the cache take over its held prefix's pages.
+        """Let a request that enters the cache take over the pages of its held prefix.
 
-        Return the numbers of its whole blocks behind the prefix. The caller lets other requests find these blocks.
+        Return the range of numbers of the request's whole blocks after the prefix. The caller lets other requests find
+        these blocks.
         """
         if request.prefix is None:
             return range(0)
@@ -374,7 +375,7 @@ class Scheduler:
 
 
 def _num_blocks(num_tokens: int) -> int:
-    """Return how many blocks to copy in a step that prefills `num_tokens`: as many as the tokens fill, plus one."""
+    """Return how many blocks to copy to host memory in a step that prefills `num_tokens`: one more than they fill."""
     return num_tokens // PAGE_TOKENS + 1
 
 

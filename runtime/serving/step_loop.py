@@ -105,12 +105,12 @@ class PhaseRunner(ABC, Generic[Arriving]):
         self._scheduler.use(slow)
 
     def prepare(self) -> None:
-        """Do preparations for which no step should wait, before requests come. A collective of the unit."""
+        """Do slow preparations, such as compiling kernels, before requests come. A collective of the unit."""
         limits = self._launch.limits
         self._engine.warm_up(self._scheduler.cache, limits.max_request_tokens, limits.max_batch_tokens)
 
     def receive(self, message: Arriving | Embed | Abort) -> None:
-        """Take a request, or drop an aborted one."""
+        """Take a request that has arrived, or drop one that is aborted."""
         if isinstance(message, Abort):
             self.abort(message.request_id)
         elif isinstance(message, Embed):
