@@ -103,7 +103,7 @@ class IdlePages:
         return len(self._idle)
 
     def own(self, page: int, tenant: int) -> None:
-        """Record that a held page was published, and counts towards this tenant from now on."""
+        """Record that a held page was published for this tenant: from now on it counts towards the tenant's share."""
         self.tenant_of[page] = tenant
         self._count(tenant, 1)
 

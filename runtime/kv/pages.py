@@ -126,9 +126,9 @@ class Pages:
         return page
 
     def take_due(self) -> tuple[int, bytes, int] | None:
-        """Return (page, hash, tenant) of the page that has been due longest, and mark it as no longer due.
+        """Return (page, hash, tenant) of the page that has waited longest for a copy to the next tier.
 
-        None if no page is due.
+        None if no page waits. The page is due no longer.
         """
         page = self._due.first()
         if page is None:

@@ -168,12 +168,11 @@ class KvSender:
             self._sending[slowest].abort()
 
     async def send(self, host: str, port: int, outgoing: Outgoing) -> None:
-        """Send a request until it is accepted.
+        """Send a request's KV until the decode rank accepts it.
 
-        Raises RuntimeFailure if the decode rank refuses or cannot be reached.
-
-        The log has that rank's address. A connection is not used again after a cancelled transfer: another request must
-        not follow half a frame, nor take a late answer for its own.
+        Raises RuntimeFailure if the decode rank refuses or cannot be reached. The log has that rank's address. A
+        connection is not used again after a cancelled transfer: another request must not follow half a frame, nor take
+        a late answer for its own.
         """
         connection = self._sending[outgoing] = self._connection(host, port)
         try:
@@ -256,7 +255,7 @@ class _Connection:
         return self._stream is not None and not self._stream.at_eof()
 
     async def carry(self, outgoing: Outgoing) -> HandoverReply:
-        """Send one request while it is computed, and return the answer.
+        """Send one request's KV while its prompt is computed, and return the decode rank's answer.
 
         Raises OSError, TimeoutError or WireError if the connection breaks, is silent or is against the protocol.
         """
@@ -299,7 +298,7 @@ class _Connection:
         return _PeerMemory(peer, proceed.address, proceed.start, offer.shape[1]) if peer.is_writable else None
 
     async def _end(self, outgoing: Outgoing, answer: "_Answer") -> HandoverReply:
-        """Send the Handover, unless the request was answered already. Return the answer."""
+        """Send the Handover, unless the decode rank has answered already. Return its answer."""
         if outgoing.failure is not None:
             raise WireError(outgoing.failure)
         if has_asked := not answer.done():

@@ -58,9 +58,9 @@ class Bound:
     max_files: int
 
     def charge(self, num_bytes: int) -> int:
-        """Return the charge for a file of `num_bytes`.
+        """Return what a file of `num_bytes` costs: its bytes, but at least `max_bytes / max_files`.
 
-        It is at least `max_bytes / max_files`, so both bounds are kept.
+        So both bounds are kept.
         """
         return max(num_bytes, -(-self.max_bytes // self.max_files))
 
@@ -183,10 +183,11 @@ class Janitor:
 
 
 def choose(ages: dict[Owner, Ages], keep: int, unused_since_ns: int) -> dict[Owner, int]:
-    """Return owner -> time in ns: if its blocks last used by then go, charges of at most `keep` stay in all.
+    """Return owner -> time in ns.
 
-    Blocks that nobody has used since `unused_since_ns` go first, whoever owns them. Then the owners that have most
-    give up blocks. Owners that give up nothing are left out.
+    Without the owner's blocks last used by then, charges of at most `keep` stay in all. Blocks that nobody has used
+    since `unused_since_ns` go first, whoever owns them. Then the owners that have most give up blocks. Owners that give
+    up nothing are left out.
     """
     excess = int(sum(charges.sum() for _, charges in ages.values())) - keep
     oldest_ns = _unused_until(ages, excess, unused_since_ns)
@@ -216,7 +217,7 @@ def _sorted(owned: _Owned) -> Ages:
 
 
 def _unused_until(ages: dict[Owner, Ages], excess: int, unused_since_ns: int) -> int:
-    """Return the time up to which unused blocks of all owners go, to save `excess` charges; 0 if none go.
+    """Return the time in ns up to which unused blocks of all owners go, to save `excess` charges; 0 if none go.
 
     A block is unused if nobody has used it since `unused_since_ns`.
     """
@@ -287,7 +288,7 @@ def _remove_partial(root: int) -> None:
 
 
 def _is_due(lock: int) -> bool:
-    """Return whether the last full count is older than `COUNT_AGAIN_S`, by the lock file's time, or there was none."""
+    """Return whether a full count is due: the last was over `COUNT_AGAIN_S` ago by the lock file's time, or never."""
     found = os.fstat(lock)
     return not found.st_size or time.time() - found.st_mtime > COUNT_AGAIN_S
 

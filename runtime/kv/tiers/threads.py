@@ -74,7 +74,7 @@ class Workers:
 
     @contextmanager
     def operation(self) -> Iterator[None]:
-        """Measure how long the calling thread takes for an operation on the disk, which runs in this context."""
+        """Measure, for the calling thread, the time of the disk operation in this context."""
         thread = threading.get_ident()
         self._began[thread] = time.monotonic()
         try:
