@@ -105,9 +105,10 @@ class _Inputs:
         self._tables: list[PageTable] = [[] for _ in range(max_requests)]  # as last written
 
     def write(self, decoding: Sequence[Chunk]) -> None:
-        """Write these requests. Entries after the end of a request's table stay as they were, and are never read.
+        """Write the numbers of these decoding requests for the next step.
 
-        First wait for the last step's copies: they may still run if no token was drawn from its logits.
+        Entries after the end of a request's table stay as they were, and are never read. First wait for the last step's
+        copies: they may still run if no token was drawn from its logits.
         """
         self._await_copies()
         numbers, tables = self._host

@@ -68,7 +68,10 @@ COUNTS = (
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The fields of the config, under their published names. `greedy` has one group, which is always eligible."""
+    """The fields of the config, under their published names.
+
+    With `greedy` routing there is one group of experts, always eligible.
+    """
 
     vocab_size: int
     hidden_size: int

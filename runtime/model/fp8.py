@@ -47,11 +47,11 @@ class Fp8Linear(nn.Module):
         self.weight_scale_inv = _scale_parameter(ops.device, num_blocks(out_features), num_blocks(in_features))
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        """Map [R, in] -> [R, out], of x's type."""
+        """Map rows [R, in] -> [R, out], in the type of `x_RD`."""
         return self.multiply(self.quantise(x_RD), x_RD.dtype)
 
     def quantise(self, x_RD: Tensor) -> Quantised:
-        """Return the rows as this projection, and any other projection of the same input, reads them."""
+        """Return the rows quantised, as this projection reads them, and any other projection with the same input."""
         return self.ops.quantise_rows(x_RD, self.power_of_two)
 
     def multiply(self, x: Quantised, dtype: torch.dtype) -> Tensor:

@@ -30,7 +30,7 @@ class Linear(nn.Module):
         self.weight = weight
 
     def forward(self, x_RD: Tensor) -> Tensor:
-        """Map [R, in] -> [R, out]."""
+        """Multiply rows by the matrix: [R, in] -> [R, out]."""
         return self.ops.linear(x_RD, self.weight)
 
 
@@ -42,7 +42,7 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, dtype=dtype, device=device))
 
     def forward(self, token_ids_T: Tensor) -> Tensor:
-        """Map [T] -> [T, D]."""
+        """Look up each token's row: [T] -> [T, D]."""
         return F.embedding(token_ids_T, self.weight)
 
 
@@ -55,7 +55,7 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=ops.device))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Take any shape whose last dimension is `size`."""
+        """Normalise over the last dimension, which is `size`; any other dimensions stay."""
         return self.ops.rms_norm(x, self.weight, self.eps)
 
 
@@ -70,7 +70,7 @@ class GatedMlp(nn.Module):
         self.down_proj = linear(intermediate_size, hidden_size, dtype, ops)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        """Map [T, D] -> [T, D]."""
+        """Map hidden states [T, D] -> [T, D]."""
         gate, up, down = self.gate_proj, self.up_proj, self.down_proj
         if isinstance(gate, Fp8Linear) and isinstance(up, Fp8Linear):
             rows = gate.quantise(x_TD)

@@ -72,7 +72,7 @@ class Gate(nn.Module):
 
 
 class ReplicaTable:
-    """The slots of one layer that a rank's tokens may use for each logical expert, and whose turn is next.
+    """The slots that a rank's tokens may use for each logical expert of one layer, and whose turn is next.
 
     All slots are in one list, in which an expert's lie side by side. So any map over as many slots fits into the same
     memory. `update` writes there, and a recorded step reads it at each replay.
@@ -150,7 +150,7 @@ class LocalExperts(nn.Module):
         return self.batching.masked_experts(self.ops, rows.rows_MZD, rows.counts_M, self.gate_up, self.down)
 
     def expert(self, slot: int, rows_RD: Tensor) -> Tensor:
-        """Map rows [R, D] by the expert in local slot `slot`. For `check_machine`."""
+        """Return the results of the expert in local slot `slot` for rows [R, D]. `check_machine` calls this."""
         return self.ops.expert(rows_RD, self.gate_up[slot], self.down[slot])
 
     def tensors(self, slot: int) -> dict[str, Tensor]:

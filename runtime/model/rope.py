@@ -57,7 +57,7 @@ class Yarn:
         return 1.0 if self.mscale_all_dim is None else self._mscale(self.mscale_all_dim) ** 2
 
     def stretch(self, frequencies: Tensor, theta: float) -> Tensor:
-        """Return `frequencies` `[dim / 2]` for the longer model."""
+        """Return `frequencies`, `[dim / 2]`, changed so that they suit the longer context."""
         dim = 2 * len(frequencies)
         first = max(math.floor(self._pair_index(self.beta_fast, dim, theta)), 0)
         last = min(math.ceil(self._pair_index(self.beta_slow, dim, theta)), dim - 1)

@@ -123,7 +123,7 @@ def _load(model: nn.Module, folder: Path, shards: list[Shard], progress: Callabl
 
 
 def _destinations(model: nn.Module, index: Index, prefix: str) -> dict[str, list[_Destination]]:
-    """Return tensor name -> where it goes: to one tensor, or to one in each slot that holds the expert.
+    """Return tensor name -> the memory to read it into: one tensor, or one in each slot that holds the expert.
 
     A tied tensor is in the file under one of its two names, or under both.
     """
