@@ -91,7 +91,7 @@ class Batching(Protocol):
 
 
 class Batched:
-    """Computes all rows in one call."""
+    """The fast way: computes all rows in one call."""
 
     is_invariant = False
 
@@ -143,7 +143,10 @@ class BatchInvariant:
     is_invariant = True
 
     def rows(self, function: Callable[..., Any], *rows: Tensor) -> Any:
-        """Call the function tile by tile. If there are no rows, compute one tile of zeros and return none of it."""
+        """Call the function tile by tile, so that each row's bits are independent of others.
+
+        If there are no rows, compute one tile of zeros and return none of it.
+        """
         num_rows = len(rows[0])
         starts = range(0, max(num_rows, 1), TILE_ROWS)
         tiles = [function(*(_tile(tensor, start) for tensor in rows)) for start in starts]

@@ -86,7 +86,7 @@ class HostLink:
         return torch.empty(tuple(shape), dtype=dtype)
 
     def to_host(self, x: Tensor) -> Tensor:
-        """Return a copy of `x` in host memory, once it is done. A CPU's tensor is returned as it is."""
+        """Return a copy of `x` in host memory after the copying is done. A CPU's tensor is returned as it is."""
         if x.device.type == "cpu":
             return x
         host = self.empty(x.shape, x.dtype)
@@ -113,7 +113,10 @@ class HostLink:
         return lambda: True
 
     def beside(self) -> AbstractContextManager[None]:
-        """Issue the work of the `with` block, on a thread of its own, beside the steps. At its end the work is done."""
+        """Do the work of the `with` block beside the steps.
+
+        After the block the work is done. Call this on a thread of its own.
+        """
         return nullcontext()
 
     def make_wait(self, device: torch.device) -> Callable[[], None]:
@@ -157,24 +160,30 @@ class PinnedLink(HostLink):
         return host, self.make_wait(x.device)
 
     def begin_to_device(self, copy: Callable[[], None]) -> "PendingCopy":
-        """Copy beside the computation, after all work issued so far."""
+        """Begin a copy to the device beside the computation, after all work issued so far."""
         self._queue = CudaQueue(self._device) if self._queue is None else self._queue
         return _begin_beside(self._queue, copy)
 
     def begin_from_device(self, copy: Callable[[], None]) -> "PendingCopy":
-        """Copy beside the computation and beside copies to the device, after all work issued so far."""
+        """Begin a copy to the host, after all work issued so far.
+
+        It runs beside the computation and beside copies to the device.
+        """
         self._queue_to_host = CudaQueue(self._device) if self._queue_to_host is None else self._queue_to_host
         return _begin_beside(self._queue_to_host, copy)
 
     def track_copies(self) -> Callable[[], bool]:
-        """Mark the present end of the copies' queue. Any thread may call the returned function."""
+        """Return a function that tells whether the copies to the device begun so far are done.
+
+        Any thread may call it.
+        """
         if self._queue is None:  # nothing was copied
             return lambda: True
         return partial(self._queue.has_passed, self._queue.mark())
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Issue the work to a stream of its own, behind what the compute stream has now, and wait for it."""
+        """Issue the block's work to a stream of its own, behind what the compute stream has now, and wait for it."""
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.default_stream(self._device))
         with torch.cuda.stream(stream):
@@ -182,7 +191,7 @@ class PinnedLink(HostLink):
         stream.synchronize()
 
     def make_wait(self, device: torch.device) -> Callable[[], None]:
-        """Record an event on the compute stream, for which the returned function waits."""
+        """Return a function that waits for the work that the compute stream has now, by an event."""
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(device))
         return event.synchronize

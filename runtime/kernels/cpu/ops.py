@@ -104,27 +104,27 @@ class RowLoopOps(CpuOps):
         kernels.prepare()
 
     def rms_norm(self, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        """Read and write each row once."""
+        """Normalise rows by a loop that reads and writes each row once."""
         return kernels.rms_norm(x, weight_D, eps)
 
     def silu_product(self, gate_RI: Tensor, up_RI: Tensor) -> Tensor:
-        """Compute in FP32 and round once."""
+        """Return silu(gate) * up, computed in FP32 and rounded once."""
         return kernels.silu_product(gate_RI, up_RI)
 
     def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
-        """Rotate pairs in place."""
+        """Rotate pairs in place, by a loop."""
         kernels.rotate(x, cos_TX, sin_TX, neighbours)
 
     def causal_softmax(self, scores_HTS: Tensor) -> Tensor:
-        """Write the weights over the scores."""
+        """Write the softmax of the scores over them, by a loop, and return it."""
         return kernels.causal_softmax(scores_HTS)
 
     def choose_experts(self, scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
-        """Choose in one pass over the scores."""
+        """Choose each token's experts in one pass over its scores."""
         return kernels.choose_experts(scores_TE, num_groups, num_best, topk_group, top_k)
 
     def sort_by_slot(self, slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Sort by counting."""
+        """Sort pairs by slot, by counting the pairs of each slot."""
         return kernels.sort_by_slot(slots_TK, num_slots)
 
 
@@ -132,19 +132,22 @@ class LoopOps(RowLoopOps):
     """All compiled loops, each for the sizes at which it is faster than torch."""
 
     def linear(self, x_RD: Tensor, w_OD: Tensor) -> Tensor:
-        """Read the matrix only once if there are few rows; else multiply as the base class does."""
+        """Return x w^T.
+
+        If there are few rows, a loop reads the matrix only once; else multiply as the base class does.
+        """
         if 0 < x_RD.shape[0] <= MAX_ROWS:
             return kernels.linear(x_RD, w_OD)
         return super().linear(x_RD, w_OD)
 
     def gated_mlp(self, x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
-        """Make one call instead of five if there are few rows; else compute as the base class does."""
+        """Compute the gated MLP in one call instead of five if there are few rows; else as the base class does."""
         if 0 < x_RD.shape[0] <= MAX_ROWS:
             return kernels.gated_mlp(x_RD, gate_ID, up_ID, down_DI)
         return super().gated_mlp(x_RD, gate_ID, up_ID, down_DI)
 
     def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
-        """Compute all heads in one call if there are few requests; else as the base class does."""
+        """Absorb the queries of all heads in one call if there are few requests; else as the base class does."""
         if 0 < q_BHQ.shape[0] <= MAX_ROWS:
             return kernels.absorb_query(q_BHQ, up_XL, rope, value_size)
         return super().absorb_query(q_BHQ, up_XL, rope, value_size)
@@ -158,7 +161,7 @@ class LoopOps(RowLoopOps):
         return super().attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
 
     def up_project_values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
-        """Compute all heads in one call if there are few requests; else as the base class does."""
+        """Project the contexts of all heads in one call if there are few requests; else as the base class does."""
         if 0 < context_BHL.shape[0] <= MAX_ROWS:
             return kernels.up_project_values(context_BHL, up_XL, value_size)
         return super().up_project_values(context_BHL, up_XL, value_size)
@@ -172,14 +175,14 @@ class LoopOps(RowLoopOps):
         return super().gate_logits(x_TD, w_ED)
 
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Compute all slots in one call if each has few rows on average; else as the base class does."""
+        """Compute the experts of all slots in one call if slots have few rows each; else as the base class does."""
         if 0 < rows_RD.shape[0] <= MAX_ROWS_OF_AN_EXPERT * (len(counts) - counts.count(0)):
             kernels.experts_mlp(rows_RD, torch.tensor(counts), gate_up_MXD, down_MDI)
             return rows_RD
         return super().experts(rows_RD, counts, gate_up_MXD, down_MDI)
 
     def weighted_sum(self, rows_RD: Tensor, row_of_pair_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """Add few tokens' results in a loop, while caches hold them. For more tokens torch prefetches rows."""
+        """Add the results of few tokens in a loop, while caches hold them. For more tokens torch prefetches rows."""
         if weights_TK.shape[0] <= MAX_ROWS:
             return kernels.weighted_sum(rows_RD, row_of_pair_TK, weights_TK)
         return super().weighted_sum(rows_RD, row_of_pair_TK, weights_TK)

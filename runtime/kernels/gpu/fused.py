@@ -53,7 +53,7 @@ def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
 
 
 def joined_keys(k_nope_SHN: Tensor, k_rope_SP: Tensor) -> Tensor:
-    """Return keys [S, H, N + P]; N and P are powers of two."""
+    """Return whole keys [S, H, N + P]: each head's own part, then the shared rotary part. N and P are powers of two."""
     num_tokens, num_heads, own = k_nope_SHN.shape
     keys_SHQ = k_nope_SHN.new_empty(num_tokens, num_heads, own + k_rope_SP.shape[1])
     if num_tokens:
@@ -95,7 +95,7 @@ def chosen_experts(logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> 
 def replicas_in_turn(
     experts_TK: Tensor, slots_S: Tensor, first_E: Tensor, num_replicas_E: Tensor, turn: Tensor
 ) -> Tensor:
-    """Return the slot of each choice, [T, K]."""
+    """Return the slot of each choice, [T, K], as `Ops.replicas_in_turn` chooses it."""
     assert experts_TK.is_contiguous()
     slots_TK = torch.empty_like(experts_TK)
     if num_pairs := experts_TK.numel():

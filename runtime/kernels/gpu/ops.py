@@ -65,13 +65,13 @@ class GpuOps(Ops):
     # projections
 
     def quantise_rows(self, x_RD: Tensor, power_of_two: bool) -> Quantised:
-        """Quantise without a copy in FP32. The scales have the strides that DeepGEMM reads."""
+        """Quantise rows without a copy in FP32. The scales have the strides that DeepGEMM reads."""
         if not self._fits_gemm(x_RD.shape[-1]):
             return super().quantise_rows(x_RD, power_of_two)
         return self._quantise(x_RD, power_of_two)
 
     def fp8_matmul(self, x: Quantised, w: Quantised, dtype: torch.dtype) -> Tensor:
-        """Multiply codes with DeepGEMM, which rounds once, to BF16."""
+        """Multiply FP8 tensors with DeepGEMM, which rounds the result once, to BF16."""
         (outputs, channels), num_rows = w.codes.shape, len(x.codes)
         if dtype != torch.bfloat16 or not self._fits_gemm(channels, outputs):
             return super().fp8_matmul(x, w, dtype)
@@ -83,7 +83,7 @@ class GpuOps(Ops):
     # attention
 
     def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
-        """Rotate in one pass."""
+        """Rotate pairs in place, in one pass over memory."""
         if self._runs_triton(x) and x.stride(-1) == 1 and fused.are_powers_of_two(x.shape[-1]):
             fused.rotate(x, cos_TX, sin_TX, neighbours)
         else:
@@ -142,7 +142,10 @@ class GpuOps(Ops):
         return context_BSHL[:, 0]
 
     def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
-        """Write the products straight into rows that end with the rotary part: cuBLAS can leave gaps between rows."""
+        """Absorb queries.
+
+        The products are written into rows that end with the rotary part: cuBLAS can leave gaps between rows.
+        """
         q_nope_BHN, q_rope_BHP = q_BHQ.split((q_BHQ.shape[-1] - rope, rope), -1)
         w_k_HNL, lora_rank = up_XL.unflatten(0, (q_BHQ.shape[1], -1))[:, :-value_size], up_XL.shape[1]
         absorbed_BHC = q_BHQ.new_empty(*q_BHQ.shape[:2], lora_rank + rope)
@@ -151,7 +154,7 @@ class GpuOps(Ops):
         return absorbed_BHC
 
     def up_project_values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
-        """Write the products straight into rows that have a request's heads side by side."""
+        """Project contexts to values, straight into rows that have a request's heads side by side."""
         num_requests, num_heads, _ = context_BHL.shape
         w_v_HUL = up_XL.unflatten(0, (num_heads, -1))[:, -value_size:]
         value_BHU = context_BHL.new_empty(num_requests, num_heads, value_size)
@@ -161,13 +164,16 @@ class GpuOps(Ops):
     # the gate
 
     def gate_logits(self, x_TD: Tensor, w_ED: Tensor) -> Tensor:
-        """Multiply BF16 and add in FP32. Products of BF16 are exact in FP32, so nothing must be widened."""
+        """Return the gate's logits, by multiplying BF16 and adding in FP32.
+
+        Products of BF16 are exact in FP32, so nothing must be widened.
+        """
         if x_TD.dtype == w_ED.dtype == torch.bfloat16:
             return self._matmul_fp32(x_TD, w_ED)
         return super().gate_logits(x_TD, w_ED)
 
     def choose_and_weigh(self, logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> tuple[Tensor, Tensor]:
-        """Score, choose and weigh in one kernel. Among equal scores the first wins."""
+        """Score, choose and weigh each token's experts in one kernel. Among equal scores the first expert wins."""
         group_size = logits_TE.shape[1] // rule.num_groups
         if self._runs_triton(logits_TE) and fused.are_powers_of_two(rule.num_groups, group_size):
             return fused.chosen_experts(logits_TE, bias_E, rule)
@@ -176,7 +182,7 @@ class GpuOps(Ops):
     def replicas_in_turn(
         self, experts_TK: Tensor, slots_S: Tensor, first_E: Tensor, num_replicas_E: Tensor, turn: Tensor
     ) -> Tensor:
-        """Look up all slots in one kernel."""
+        """Look up the slots of all choices in one kernel."""
         if self._runs_triton(experts_TK):
             return fused.replicas_in_turn(experts_TK, slots_S, first_E, num_replicas_E, turn)
         return super().replicas_in_turn(experts_TK, slots_S, first_E, num_replicas_E, turn)
@@ -184,13 +190,16 @@ class GpuOps(Ops):
     # experts
 
     def place_rows(self, slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
-        """Count in blocks instead of sorting."""
+        """Assign a row to each pair, by counting pairs in blocks instead of sorting them."""
         if self._runs_triton(slots_TK):
             return fused.placed_rows(slots_TK, num_slots, self.row_alignment)
         return super().place_rows(slots_TK, num_slots)
 
     def spread_rows(self, x: Tensor | Quantised, place_TK: Tensor, num_rows: int) -> Tensor | Quantised:
-        """Read each token once. Scales get the strides that DeepGEMM reads. Rows that fill up a tile stay unwritten."""
+        """Copy tokens to their rows, reading each token once.
+
+        Scales get the strides that DeepGEMM reads. Rows that fill up a tile stay unwritten.
+        """
         codes = x.codes if isinstance(x, Quantised) else x
         if not self._runs_triton(codes) or codes.shape[1] * codes.element_size() % fused.WORD_BYTES:
             return super().spread_rows(x, place_TK, num_rows)
@@ -205,7 +214,7 @@ class GpuOps(Ops):
         return Quantised(rows, scales)
 
     def add_rows(self, rows_RD: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """Read each existing row once."""
+        """Return the weighted sum of each token's rows, reading each existing row once."""
         if self._runs_triton(rows_RD):
             return fused.added_rows(rows_RD.contiguous(), place_TK, weights_TK.contiguous())
         return super().add_rows(rows_RD, place_TK, weights_TK)
