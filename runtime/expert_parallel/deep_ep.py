@@ -78,7 +78,7 @@ class SummedRows:
     result_TD: Tensor
 
     def sum(self) -> Tensor:
-        """Return the results."""
+        """Return the sums as they are: DeepEP has added up each token's results."""
         return self.result_TD
 
 
@@ -146,7 +146,7 @@ class _DeepEp:
         self._buffer: Any = None
 
     def begin_step(self, num_tokens: int) -> None:
-        """Make the buffer, in the first step."""
+        """Make DeepEP's buffer if this is the first step."""
         if self._buffer is None:
             self._buffer = self._new_buffer()
 
@@ -247,7 +247,7 @@ class LowLatencyDispatcher(_DeepEp):
         super().begin_step(num_tokens)
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Begin to send. After `wait` the rows are in the room of their slots."""
+        """Begin to send rows. After the pending result's `wait` they are in the room of their slots."""
         x_TD, weights_TK = x_TD.contiguous(), weights_TK.contiguous()
         sizes = self.group.size, self.num_slots, self.capacity
         contracts.check_low_latency_dispatch(x_TD, slots_TK, weights_TK, *sizes)

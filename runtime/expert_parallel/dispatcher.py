@@ -78,7 +78,7 @@ class Pending(Generic[T]):
 
 
 class WeightsApplied(Enum):
-    """The step in which the experts' results are multiplied by the gate's weights."""
+    """By whom the experts' results are multiplied by the gate's weights: by combine, or by the experts."""
 
     BY_COMBINE = auto()
     BY_EXPERTS = auto()  # rows come with their weights, and combine only adds
@@ -86,9 +86,10 @@ class WeightsApplied(Enum):
 
 @dataclass(frozen=True)
 class ContiguousRows:
-    """`counts` rows of each local slot, slot after slot. Of each slot's rows the first `counts_M` came.
+    """`counts` rows of each local slot, slot after slot.
 
-    The two are equal unless each slot is filled up to a multiple of `Ops.row_alignment`.
+    Of each slot's rows only the first `counts_M` are tokens' rows. The two are equal unless each slot is filled up to a
+    multiple of `Ops.row_alignment`.
     """
 
     rows_RD: Tensor | Quantised
@@ -257,7 +258,7 @@ class LocalDispatcher:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that this rank sent to each rank before any rows, and received from each: a line for each rank.
+    """The numbers that this rank sent to each rank before any rows, and those that it received: one line per rank.
 
     In a dispatch the host waits only once, for these numbers.
     """
@@ -338,7 +339,10 @@ class AllToAllDispatcher:
         return rows_RX[:, : top_k * SLOT_BYTES].contiguous().view(torch.int32).long()
 
     def exchange(self, rows_TX: Tensor, slots_TK: Tensor, pairs_WM: Tensor) -> Callable[[], tuple[Sizes, Tensor]]:
-        """Return a function that exchanges sizes, then sends each row to its ranks. It returns what came, by source."""
+        """Return a function that exchanges sizes, then sends each row to its ranks.
+
+        The function returns the sizes and the received rows, in the order of the ranks that sent them.
+        """
         is_for_TW = self.rank_mask(slots_TK // self.slots_per_rank)
         sizes_WX = torch.cat((pairs_WM, is_for_TW.sum(0)[:, None]), 1)
 
@@ -390,5 +394,5 @@ class AllToAllDispatcher:
 
 
 def _ready_result(value: T) -> Pending[T]:
-    """Return a pending result that needs no wait."""
+    """Return a pending result that is ready at once."""
     return Pending(lambda: value, lambda arrived: arrived)

@@ -93,7 +93,7 @@ class SoloGroup:
         """Return at once: there are no other ranks."""
 
     def gather(self, part: bytes) -> list[bytes]:
-        """Return the one part: this rank is the only one."""
+        """Return a list of this part alone: there are no other ranks."""
         return [part]
 
     def any(self, flag: bool) -> bool:
@@ -105,7 +105,7 @@ class SoloGroup:
         return list(flags)
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Return the rows: all of them stay."""
+        """Return the rows as they are: there are no other ranks."""
         assert send == receive == [len(rows)]
         return rows
 
@@ -148,7 +148,7 @@ class GlooGroup:
         self._beside = gloo(self._store, "beside", self.rank, self.size, address)
 
     def gather(self, part: bytes) -> list[bytes]:
-        """Pass the parts through the store."""
+        """Return each rank's part, passed through the store."""
         names = [f"gathered/{self._num_gathered}/{rank}" for rank in range(self.size)]
         self._num_gathered += 1
         try:
@@ -159,11 +159,11 @@ class GlooGroup:
             raise PeerLost(f"a rank of this unit is gone ({first_line(error)})") from None
 
     def any(self, flag: bool) -> bool:
-        """Do one all-reduce."""
+        """Return whether the flag is true on any rank, by one all-reduce."""
         return self.vote(flag)[0]
 
     def vote(self, *flags: bool) -> list[bool]:
-        """Do one all-reduce for all flags."""
+        """Return for each flag whether it is true on any rank, by one all-reduce for all flags."""
         votes = torch.tensor([int(flag) for flag in flags])
         with _raise_peer_lost():
             self._backend.allreduce([votes]).wait()
@@ -181,7 +181,7 @@ class GlooGroup:
         return self._exchanges.submit(record_link(exchange))
 
     def trade(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
-        """Trade over a second gloo connection: what travels there delays no row of a step in a queue."""
+        """Send and receive tensors over a second gloo connection, so that they delay no row of a step."""
         with _raise_peer_lost():
             under_way = [self._beside.recv([tensor], peer, 0) for peer, tensor in receives]
             under_way += [self._beside.send([tensor], peer, 0) for peer, tensor in sends]

@@ -41,7 +41,10 @@ class NodeDispatcher(AllToAllDispatcher):
         )
 
     def exchange(self, rows_TX: Tensor, slots_TK: Tensor, pairs_WM: Tensor) -> Callable[[], tuple[Sizes, Tensor]]:
-        """Return a function that exchanges sizes, then rows by relays. It returns what came, by source."""
+        """Return a function that exchanges sizes, then sends rows by relays.
+
+        The function returns the sizes and the received rows, in the order of the ranks that sent them.
+        """
         ranks_TK = slots_TK // self.slots_per_rank
         is_for_relay_TW = self.rank_mask(self._relay_of_rank_W[ranks_TK])
         sizes_WX = self._sizes_by_relay(pairs_WM, is_for_relay_TW.sum(0), self.rank_mask(ranks_TK).sum(0))

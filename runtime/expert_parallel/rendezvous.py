@@ -57,7 +57,10 @@ class Meeting:
         self.store.wait([f"{word}/{peer}" for peer in range(self.size)], timeout)
 
     def stop_listening(self) -> None:
-        """Stop accepting connections. torch will still close the descriptor, so let it lead nowhere."""
+        """Stop accepting connections.
+
+        The descriptor leads nowhere from now on, and stays open because torch will close it.
+        """
         if self.listener is not None:
             nowhere = os.open(os.devnull, os.O_RDONLY)
             os.dup2(nowhere, self.listener, inheritable=False)

@@ -77,7 +77,7 @@ class _Layer:
             self._lacking.append(sorted(missing.elements()))
 
     def next_chain(self) -> dict[int, int]:
-        """Return slot -> expert of the next chain; empty when every rank holds what it holds in `wanted`."""
+        """Return slot -> expert of the next chain of moves; empty when every rank holds what it holds in `wanted`."""
         rank = next((rank for rank, experts in enumerate(self._lacking) if experts), None)
         if rank is None:
             return {}
@@ -94,7 +94,7 @@ class _Layer:
         return dict(visits[each] for each in ring) | {visits[rank][0]: expert}
 
     def apply(self, chain: dict[int, int]) -> None:
-        """Let the slots of a chain hold their next experts."""
+        """Let the slots of a chain hold their next experts, and update what ranks lack and can give up."""
         for slot, expert in chain.items():
             rank = slot // self.slots_per_rank
             self._copies[self.slots[slot]] -= 1

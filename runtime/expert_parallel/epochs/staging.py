@@ -25,7 +25,10 @@ PIECE_BYTES = 2**20  # of an exchange: it needs a copy, which must not be anothe
 
 
 class Staging:
-    """Room for `num_experts` of one rank. A switch takes no other memory, except for pieces."""
+    """Host memory in which one rank receives up to `num_experts` experts.
+
+    A switch takes no other memory, except for pieces of PIECE_BYTES.
+    """
 
     def __init__(
         self, group: Group, layers: Sequence[MovableLayer], slots_per_rank: int, num_experts: int, link: HostLink

@@ -51,7 +51,7 @@ CACHE_LINE_BYTES = 64
 
 @dataclass(frozen=True)
 class ExchangeBuffer:
-    """The memory of one dispatch and its combine: W ranks, M slots each, room for `pairs` from rank to rank."""
+    """The memory of one dispatch and its combine: W ranks, M slots each, room for `pairs` from each rank to each."""
 
     rows: Tensor  # [W, pairs, bytes]: each rank's tokens
     results: Tensor  # [W, W x pairs, bytes]: of each rank's slots, first the rows that they got, then their results
@@ -161,7 +161,7 @@ class SharedDispatcher:
         return Pending(self.traffic.time_wait(arrive), lambda _: finish())
 
     def _agree_on_largest(self, num_pairs: int) -> int:
-        """Ask each rank for its number, and return the largest."""
+        """Return the largest `num_pairs` of all ranks, which exchange these numbers."""
         if self._pipes is not None:
             self._pipes.signal(num_pairs)
             return max(num_pairs, self._pipes.wait()[0])
@@ -170,7 +170,10 @@ class SharedDispatcher:
         return int(said_W.max())
 
     def _make_buffers(self, num_pairs: int) -> None:
-        """Make buffers for more than `num_pairs`, so that new ones are rare: untouched memory costs nothing."""
+        """Make buffers with room for more than `num_pairs`, so that new ones are rare.
+
+        Untouched memory costs nothing.
+        """
         size, slots = self._group.size, self._normal.slots_per_rank
         self._max_pairs = 1 << num_pairs.bit_length()
         shapes = [
