@@ -128,7 +128,10 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _identity(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, Any]:
-    """Return a record that tells this source from another one of the same sizes, without reading the files."""
+    """Return a record of the source by which another source with files of the same sizes is recognised.
+
+    The files are not read for it.
+    """
     return {
         "files": {name: file.st_size for name, file in files.items()},
         "times": {name: file.st_mtime_ns for name, file in files.items()},

@@ -83,7 +83,7 @@ def open_shards(folder: Path) -> Iterator[list[Shard]]:
 
 
 def read_shards(folder: Path) -> list[Shard]:
-    """Return the files of tensors, as `open_shards` does, and close them.
+    """Return the files of tensors as `open_shards` yields them, but closed.
 
     Raises CheckpointError if a header is wrong.
     """

@@ -150,7 +150,7 @@ class FrameReader(Generic[Message]):
         return heard
 
     async def _receive_more(self) -> bool:
-        """Receive more bytes into the buffer. Return False at the end of the stream."""
+        """Receive more bytes into the buffer. Return False if the stream has ended."""
         heard = await self._receive(PIECE_BYTES)
         self._buffer += heard
         return bool(heard)

@@ -115,7 +115,7 @@ def _num_remainders(schema: Any) -> int:
 
 
 def _objects(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield every JSON object in the schema, whatever it means there."""
+    """Yield every JSON object in the schema, at any depth and whatever its key."""
     rest = [schema]
     while rest:
         node = rest.pop()
@@ -163,7 +163,7 @@ def _lcm_without_tens(values: list[Decimal]) -> int:
 
 
 def _divide_out(number: int, prime: int) -> tuple[int, int]:
-    """Return how often the prime divides the number, and what is left of the number then."""
+    """Return how often `number` is divisible by the prime, and the quotient after so many divisions."""
     times = 0
     while number % prime == 0:
         number //= prime

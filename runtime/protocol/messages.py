@@ -164,7 +164,7 @@ class State(_Message):
 
 
 class Load(_Message):
-    """A rank's present work, over all gateways.
+    """A rank's present work, for all gateways together.
 
     `num_waiting` of its `num_requests` are outside the cache. `prompt_tokens` are not computed yet, and core attention
     will form `attention_pairs` for them. `kv_tokens` counts the tokens of all requests so far, each request's in whole
@@ -256,13 +256,13 @@ class Embedding(_Message):
 
 
 class Abort(_Message):
-    """Nobody waits for this request any more."""
+    """Nobody waits for this request any more, so the rank can drop it."""
 
     request_id: str
 
 
 class Ping(_Message):
-    """The gateway has heard nothing from the rank for a while."""
+    """The gateway asks for a Pong, because it has heard nothing from the rank for a while."""
 
 
 class Pong(_Message):

@@ -118,7 +118,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._end(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Forget a connection that was served, or ended."""
+        """Forget a connection that was served or that `service_actions` ended."""
         self._began.pop(request, None)
         super().shutdown_request(request)
 
@@ -173,7 +173,7 @@ def _application(
 
 
 def _drop_unreadable_accept(environ: dict[str, Any]) -> dict[str, Any]:
-    """Return `environ` without an Accept header that prometheus_client cannot read.
+    """Return the WSGI `environ` without an Accept header that prometheus_client cannot read.
 
     An example is a header with a version that is no number.
     """
