@@ -39,7 +39,7 @@ class AnswerForm:
 
     @property
     def is_plain(self) -> bool:
-        """True if the whole answer is words."""
+        """True if the whole answer is words: it has neither thoughts nor tool calls."""
         return self.opening == "content" and self.tool_calls is None
 
     @property
@@ -159,7 +159,7 @@ class AnswerReader:
         return ()
 
     def _read_call_name(self) -> Sequence[AnswerPart]:
-        """Return the call's first piece, with its name; nothing while the name is incomplete."""
+        """Return the call's first piece, with its name, as one part; empty while the name is incomplete."""
         kind, separator, rest = self._text.partition(SEPARATOR)
         name, arguments = kind, rest
         if self._form.tool_calls == "fenced":

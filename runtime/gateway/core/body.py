@@ -144,7 +144,7 @@ class StreamOptions(Part):
 
 
 class Thinking(Part):
-    """The switch for thinking, as in DeepSeek's API."""
+    """The parameter that turns thinking on or off, as in DeepSeek's API."""
 
     type: Literal["enabled", "disabled"]
 

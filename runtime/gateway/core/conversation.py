@@ -137,7 +137,7 @@ class ToolName(Part):
 
 
 class NamedTool(Part):
-    """A demand that the model call this tool."""
+    """The choice of a tool that the model must call."""
 
     type: Literal["function"]
     function: ToolName
@@ -279,7 +279,7 @@ def _adapt_call(call: ToolCall, document: Json, template: ChatTemplate) -> Json:
 
 
 def _begin_answer(last: Message, prompt: str, opening: Opening) -> tuple[str, Opening]:
-    """Return the prompt with the beginning of the answer that the caller wrote, and how the model's part opens.
+    """Return the prompt with the beginning of the answer that the caller wrote, and how the model's part begins.
 
     If answers begin with thoughts, any words of the caller end the thoughts.
     """

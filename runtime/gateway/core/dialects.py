@@ -68,18 +68,18 @@ class ChunkDialect(Dialect):
 
     @abstractmethod
     def write_choice(self, delta: Delta) -> Json:
-        """Return a complete choice, given as one delta."""
+        """Return a complete choice as JSON. Its text is given as one delta."""
 
     @abstractmethod
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
         """Return the part of a chunk that describes what a choice gains."""
 
     def write_answer(self, choices: Sequence[Delta], usage: Json) -> Json:
-        """Return the choices and the usage."""
+        """Return a whole answer, with its choices and the usage."""
         return self._document(self.objects[0], list(map(self.write_choice, choices))) | {"usage": usage}
 
     def write_event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
-        """Return a chunk, or nothing for an empty delta that is not a choice's first."""
+        """Return a chunk for the delta. An empty delta gives no chunk, unless it is a choice's first."""
         is_first = delta.index not in self._started
         if not is_first and not _has_content(delta):
             return b""
@@ -108,7 +108,7 @@ class CompletionDialect(ChunkDialect):
     objects = ("text_completion", "text_completion")
 
     def write_choice(self, delta: Delta) -> Json:
-        """Return the choice, with its text."""
+        """Return a completion's choice as JSON, with its text."""
         return {
             "index": delta.index,
             "text": delta.text,
@@ -117,7 +117,7 @@ class CompletionDialect(ChunkDialect):
         }
 
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """Return the text that the delta adds."""
+        """Return the part of a chunk with the text that the delta adds."""
         return self.write_choice(delta)
 
 
@@ -127,7 +127,7 @@ class ChatDialect(ChunkDialect):
     objects = ("chat.completion", "chat.completion.chunk")
 
     def write_choice(self, delta: Delta) -> Json:
-        """Return the assistant's message, with `reasoning_content` and `tool_calls` if there are any."""
+        """Return a chat's choice as JSON: the assistant's message, with its reasoning and tool calls, if any."""
         parts = delta_parts(delta)
         calls = [_join_call(group) for group in _group_calls(parts)]
         content = {"content": _join_text(parts, Words) or (None if calls else "")}
@@ -140,7 +140,10 @@ class ChatDialect(ChunkDialect):
         return {"index": delta.index, "message": message} | _chat_ending(delta)
 
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """Return what the delta adds to the message. Its last delta may add only the finish_reason."""
+        """Return the part of a chunk with what the delta adds to the message.
+
+        A choice's last delta may add only the finish_reason.
+        """
         parts = delta_parts(delta)
         growth: Json = {"role": "assistant"} if is_first else {}
         if any(isinstance(part, Thought) for part in parts):
@@ -232,7 +235,7 @@ def _join_call(pieces: list[CallPart]) -> Json:
 
 
 def _chat_ending(delta: Delta) -> Json:
-    """Return the logprobs and finish_reason, which a chat's choices and chunks write in the same way."""
+    """Return the JSON of logprobs and finish_reason, which a chat's choices and chunks write in the same way."""
     logprobs = None if delta.logprobs is None else {"content": list(map(_logprob_row, delta.logprobs)), "refusal": None}
     return {"logprobs": logprobs, "finish_reason": delta.finish_reason}
 

@@ -92,7 +92,7 @@ class Generation:
     def num_hit_tokens(self) -> int:
         """The number of prompt tokens that came from the cache.
 
-        Of a prompt's choices, the one with the fewest counts.
+        A prompt with several choices counts once, as its choice with the fewest hits.
         """
         of_prompts = groupby(self._requests, lambda request: id(request.prompt_ids))
         return sum(min(request.num_hit_tokens for request in of_prompt) for _, of_prompt in of_prompts)

@@ -116,7 +116,10 @@ class InFlightRequest:
         return None
 
     def _take_token(self, rank: Rank, token: Token) -> None:
-        """Pass the token on, with later ones that came early, or keep it until its turn."""
+        """Deliver the token, and later ones that came before it.
+
+        If an earlier token is still missing, keep this one.
+        """
         if token.index > self._next_index:
             self._early_tokens[token.index] = token
             return

@@ -80,7 +80,7 @@ class ResumableRequest:
         return len(self._generated)
 
     def try_to_start(self) -> bool:
-        """Start or resume the request at ranks that have room. Return whether it runs there."""
+        """Start or resume the request at ranks that have room. Return whether it now runs at ranks."""
         ranks = self._resumptions.registry.choose_ranks(self._current_size(), self._request.block_hashes)
         if ranks is None:
             return False

@@ -86,7 +86,7 @@ class Schemas:
             self._start_events[turn].set()
 
     def _end(self, turn: Turn) -> None:
-        """End a turn, even one that has not begun. If the turn was the current one, begin the next."""
+        """End a schema's turn to be tried, even one that has not begun. If it was the current turn, begin the next."""
         self._queue.end(turn, COST)
         del self._start_events[turn]
         if self._current is turn:

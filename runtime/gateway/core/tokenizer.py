@@ -118,7 +118,7 @@ class Tokenizer:
 
 
 class _Token(msgspec.Struct):
-    """A special token in the form of older files: with stripping rules, which are not read."""
+    """A special token as older files write it: an object with rules for stripping, which are not read."""
 
     content: str
 

@@ -156,7 +156,10 @@ class Connections:
         self._wait_starts[connection] = connection.wait(), time.monotonic()
 
     def note(self, connection: Connection, *, restarts: bool = False) -> None:
-        """Record what the connection waits for now. The time counts anew if that has changed, or if `restarts`."""
+        """Record what the connection waits for now.
+
+        Its time begins anew if that has changed, or if the wait `restarts`.
+        """
         wait = connection.wait()
         limits_s = self._wait_starts.get(connection)
         if limits_s is not None and (restarts or limits_s[0] is not wait):
@@ -275,10 +278,11 @@ def peer_name(client: socket.socket) -> str:
 
 
 async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
-    """Wait for a client. Return its socket and those of other waiting clients, as far as there is room.
+    """Wait for a client.
 
-    The list is empty after a failure. Several clients are accepted at once, because a connection takes some turns of
-    the event loop, and a busy loop's turns are long.
+    Return its socket and those of other waiting clients, as many as there is room for. The list is empty if accepting
+    fails. Several clients are accepted at once, because a connection takes some turns of the event loop, and a busy
+    loop's turns are long.
     """
     try:
         clients = [(await asyncio.get_running_loop().sock_accept(listener))[0]]

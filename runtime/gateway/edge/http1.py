@@ -63,7 +63,10 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         return Wait.GATEWAY
 
     def end(self, wait: Wait) -> None:
-        """End the connection. A client that has sent a part of a head gets an answer."""
+        """End the connection, because this wait was too long.
+
+        A client that has sent a part of a head gets an answer.
+        """
         if wait is Wait.REQUEST and self._has_partial_head():
             self._refuse(head_too_slow())
         if wait is Wait.READER or self.transport.get_write_buffer_size():
@@ -98,7 +101,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def take_slice(self) -> bool:
-        """Parse a slice of the input. Return whether there is more."""
+        """Parse the next slice of the client's input. Return whether there is more to parse."""
         if self._is_refused or self.transport.is_closing():
             self._unread.clear()
             return False
@@ -174,7 +177,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
 
 
 class _AnswerTransport:
-    """The transport for one of uvicorn's answers. Its `close` is ours."""
+    """The transport that uvicorn writes an answer to. Its `close` calls ours."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write = transport.write

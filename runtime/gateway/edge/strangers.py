@@ -38,7 +38,10 @@ class Strangers:
         return max(MAX_STRANGERS - len(self._known), 0)
 
     def make_room(self) -> bool:
-        """Make room for one more, if need be by ending the oldest stranger of the host with most. Return True."""
+        """Make room for one more connection.
+
+        If there is none, end the oldest stranger of the host that has most strangers. Return True.
+        """
         if not self.num_free:
             ((crowd, _),) = Counter(host for host, _ in self._known.values()).most_common(1)
             oldest = next(stranger for stranger, (host, _) in self._known.items() if host == crowd)

@@ -64,7 +64,7 @@ class Ledger:
         return RankLoad(self._unit, self._rank, self._phase, work, self._limits, num_waiting)
 
     def give(self, request_id: str, size: RequestSize, num_held: int = 0) -> None:
-        """Add a request that is sent to the rank, or will be handed over to it.
+        """Add a request to the rank's load when it is sent to the rank, or will be handed over to it.
 
         The rank is expected to have the first `num_held` tokens of the prompt in its cache.
         """

@@ -188,7 +188,7 @@ class Registry:
         return embedding_room(self._loads())
 
     def num_requests(self) -> int:
-        """Return the number of requests, each counted at the rank where it stays to its end."""
+        """Return the number of requests at all ranks, each counted at the rank where it stays to its end."""
         return num_requests(self._loads())
 
     def num_prompt_ranks(self) -> int:
@@ -294,7 +294,10 @@ class Registry:
         return rank
 
     async def _read_messages(self, frames: FrameReader[FromRank], rank: Rank) -> bool:
-        """Let the rank handle its messages to the end. Return whether it has moved to another connection."""
+        """Let the rank handle its messages until the connection ends.
+
+        Return whether the rank moved to another connection.
+        """
         while (message := frames.read_buffered() or await _read_message(frames)) is not None:
             rank.handle(message)
             if isinstance(message, Hello) and self._tokenizer is not None:
@@ -378,7 +381,7 @@ def _find_fault(hello: Hello) -> str | None:
 
 
 def _launch_identity(hello: Hello) -> str:
-    """Return what the ranks of one unit have in common: phase, number of ranks and unit_digest, as text."""
+    """Return phase, number of ranks and unit_digest as one text, which is equal for all ranks of a unit."""
     return f"{hello.phase} of {hello.num_ranks} with unit_digest {hello.unit_digest}"
 
 

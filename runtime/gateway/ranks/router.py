@@ -171,7 +171,7 @@ def embedding_room(ranks: Sequence[RankLoad]) -> int | None:
 
 
 def num_requests(ranks: Sequence[RankLoad]) -> int:
-    """Return the number of requests, each counted at the rank where it stays to its end."""
+    """Return the number of requests at these ranks, each counted at the rank where it stays to its end."""
     _, rest = _split_by_role(ranks)
     return sum(load.work.num_requests for load in rest)
 
@@ -258,7 +258,7 @@ def _costs(policy: Policy, ranks: Sequence[RankLoad], size: RequestSize, find_he
 
 
 def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
-    """Return the time until a rank would have computed the prompt, in units of the time of one prompt token.
+    """Return the time in which a rank would have computed the prompt, in units of the time of one prompt token.
 
     The tokens in a mixed rank's KV add to the time, because such a rank also makes tokens.
     """
@@ -269,9 +269,10 @@ def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
 
 
 def _spread_growth(total: Work, work: Work) -> Callable[[Work, int], float]:
-    """Return (load of a decode rank, number of tokens to send) -> how much `work` there adds to the spread.
+    """Return a function that computes by how much `work` would increase the spread if a decode rank got it.
 
-    The function's values are in proportion to the spread. A token to be sent counts like SENT_TOKEN tokens of KV.
+    It takes the rank's load and the number of tokens to send there. Its values are in proportion to the spread. A token
+    to be sent counts like SENT_TOKEN tokens of KV.
     """
     after = total + work
     requests, kv = work.num_requests / after.num_requests**2, work.kv_tokens / after.kv_tokens**2

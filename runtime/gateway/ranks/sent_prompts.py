@@ -80,9 +80,9 @@ class SentPrompts:
             sent.num_found_tokens = min(num_tokens, sent.num_prompt_tokens - 1)
 
     def end(self, request_id: str) -> None:
-        """Record that the rank has the whole prompt now.
+        """Record that the rank has computed or received the whole prompt.
 
-        If the rank found less of the prompt than expected, forget the blocks that the rank has lost.
+        If the rank found less of the prompt in its cache than expected, forget the blocks that it has lost.
         """
         sent = self._sent.pop(request_id, None)
         if sent is None or self.place is None:

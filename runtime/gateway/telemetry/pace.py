@@ -25,7 +25,7 @@ class Pace:
         self._mean_s = seconds if self._mean_s is None else (1 - WEIGHT) * self._mean_s + WEIGHT * seconds
 
     def wait_s(self, num_running: int, num_needed: int) -> int:
-        """Return roughly the seconds until `num_needed` of the `num_running` requests have ended."""
+        """Return roughly how many seconds pass until `num_needed` of the `num_running` requests have ended."""
         if self._mean_s is None or num_running == 0:
             return MIN_WAIT_S
         return min(max(math.ceil(num_needed * self._mean_s / num_running), MIN_WAIT_S), MAX_WAIT_S)

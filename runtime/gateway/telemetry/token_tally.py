@@ -38,7 +38,7 @@ class TokenTally(Collector):
         self._sum_s += seconds
 
     def collect(self) -> Iterator[Metric]:
-        """Yield both metrics."""
+        """Yield the metrics: the number of tokens, and the histogram of times between tokens."""
         labels, values = ["model_name"], [self._model_name]
         tokens = CounterMetricFamily("tidemill_generation_tokens", "Tokens generated.", labels=labels)
         tokens.add_metric(values, self._num_tokens)

@@ -111,7 +111,7 @@ class Account:
         return Spending(self, num_requests, num_tokens, is_stream)
 
     def end(self, spending: "Spending", num_used: int) -> None:
-        """End a call: give back what it reserved, except for the `num_used` tokens."""
+        """End a call: give back to the account all that the call reserved, except for `num_used` tokens."""
         self.num_requests -= spending.num_requests
         self.num_streams -= spending.is_stream
         if spending.num_tokens:

@@ -42,7 +42,10 @@ class ResumptionQueue:
         self._close_reason: str | None = None
 
     def room(self, size: RequestSize = SMALLEST) -> int | None:
-        """Return how many requests of this size find room beyond this queue; None while a phase has no ready unit."""
+        """Return how many more requests of this size the ranks take, beyond those in this queue.
+
+        None while a phase has no ready unit.
+        """
         room = self.registry.room(size)
         return None if room is None else max(0, room - len(self._queue))
 
@@ -53,7 +56,7 @@ class ResumptionQueue:
     def join(
         self, try_to_resume: Callable[[], bool], give_up: Callable[[str], None], num_resumptions: int
     ) -> Callable[[], None]:
-        """Queue a request: call `try_to_resume` until it succeeds, or `give_up` with a reason after the timeout.
+        """Queue a request. `try_to_resume` is called until it succeeds, or `give_up` with a reason after the timeout.
 
         Return a function that leaves the queue. A request that has resumed before, `num_resumptions` times, waits
         longer before its first try, because the fault that broke a handover may take a while to be noticed.
