@@ -215,7 +215,7 @@ def _validate(arguments: argparse.Namespace) -> None:
 
 
 def _print_fits(fits: Mapping[Path, Fit], overlays: Sequence[Path]) -> None:
-    """Print for each valid spec that it is valid, what `plan` and `render` may still refuse, and its warnings."""
+    """Print that each valid spec is valid, and then what `plan` and `render` may still refuse, and its warnings."""
     for path, fit in fits.items():
         left = [f"left to plan: {finding}" for finding in fit.left_to_plan]
         left += [f"left to render, which refuses it: {finding}" for finding in fit.left_to_render]

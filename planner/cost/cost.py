@@ -48,7 +48,7 @@ Rates = Mapping[Phase, float]
 
 
 class StateCost(Part):
-    """The cost of one state of the schedule, or of the whole day without a schedule."""
+    """The cost of one step of the schedule, or of the whole day without a schedule."""
 
     at: str
     minutes: int
@@ -167,7 +167,7 @@ def estimate_cost(
         margin=profit_margin(revenue_usd, usd),
         markup=(revenue_usd - usd) / usd if revenue_usd is not None and usd else None,
         phases=phases,
-        states=_states(spec, schedule, priced),
+        states=_price_states(spec, schedule, priced),
         freed=_freed(spec, priced),
     )
 
@@ -263,8 +263,8 @@ def _per_million(usd: float, tokens: float) -> float | None:
     return usd / tokens * MILLION if tokens else None
 
 
-def _states(spec: Spec, schedule: Timetable | None, priced: Sequence[_PricedStretch]) -> tuple[StateCost, ...]:
-    """Return the cost of each state of the schedule, in the schedule's order; of the whole day without a schedule."""
+def _price_states(spec: Spec, schedule: Timetable | None, priced: Sequence[_PricedStretch]) -> tuple[StateCost, ...]:
+    """Return the cost of each step of the schedule, in the schedule's order; of the whole day without a schedule."""
     if schedule is None:
         return (_state(spec, "00:00", priced),)
     begins = TimesOfDay.from_pairs(((step.at, step.at) for step in schedule.steps), "")

@@ -102,14 +102,14 @@ def unit_container(spec: Spec, unit: Unit, known: PhaseFacts, image: str) -> Con
     phase, model = spec.phase(unit.phase), ENGINE_MODELS["sglang"][spec.engine_version or ""][known.model_type]
     options = (
         *_model(spec, phase, known),
-        *_group(unit),
+        *_group_options(unit),
         *_parallel(phase, unit),
         *_experts(phase, unit),
         *attention_options(spec, unit.phase),
         *_memory(phase, unit.phase, known, model.page_tokens),
-        *(_states(phase) if model.keeps_states else ()),
-        *_drafts(spec),
-        *_kv_transfer(spec, unit.phase),
+        *(_state_options(phase) if model.keeps_states else ()),
+        *_draft_options(spec),
+        *_transfer_options(spec, unit.phase),
         ("--watchdog-timeout", str(known.start_s)),  # time limit of a step, because the first step compiles kernels
         ("--enable-metrics",),
         *own_options(spec.engine_args(unit.phase)),
@@ -125,7 +125,11 @@ def unit_container(spec: Spec, unit: Unit, known: PhaseFacts, image: str) -> Con
         start_s=known.start_s,
         metrics=Probe("/metrics", "http"),
         metric_names=METRICS,
-        env=CACHES | OWN_ADDRESS | _warm_up(known) | _kernel_cache_variables(spec) | _deep_ep(phase, unit.phase),
+        env=CACHES
+        | OWN_ADDRESS
+        | _warm_up_variables(known)
+        | _kernel_cache_variables(spec)
+        | _deep_ep_variables(phase, unit.phase),
         map_file=MAP_FILE,
         annotations={"sglang.ai/bootstrap-port": str(BOOTSTRAP_PORT)} if unit.phase == "prefill" else {},
     )
@@ -180,7 +184,7 @@ def _model(spec: Spec, phase: PhaseSpec, known: PhaseFacts) -> Iterator[Option]:
     yield "--kv-cache-dtype", KV_DTYPES[kv_dtype(phase.precision, phase.kv_precision)]
 
 
-def _group(unit: Unit) -> Iterator[Option]:
+def _group_options(unit: Unit) -> Iterator[Option]:
     """Yield the options for the server's address, and those by which the pods of a unit find each other."""
     yield "--host", POD_ADDRESS
     yield "--port", str(HTTP_PORT)
@@ -228,7 +232,7 @@ def _memory(phase: PhaseSpec, name: Phase, known: PhaseFacts, page_tokens: int) 
         yield "--cuda-graph-bs-decode", *map(str, captured_batches(phase.max_requests))
 
 
-def _states(phase: PhaseSpec) -> Iterator[Option]:
+def _state_options(phase: PhaseSpec) -> Iterator[Option]:
     """Yield the options that keep one state of linear layers per request, as memory is planned.
 
     With a prefix cache SGLang would keep 3 to 5 states per request, and take their memory from the KV.
@@ -237,7 +241,7 @@ def _states(phase: PhaseSpec) -> Iterator[Option]:
     yield "--max-mamba-cache-size", str(phase.max_requests * (phase.ep_size // phase.attention_tp))
 
 
-def _drafts(spec: Spec) -> Iterator[Option]:
+def _draft_options(spec: Spec) -> Iterator[Option]:
     """Yield the options for drafting tokens one after the other with the checkpoint's own MTP module.
 
     Prefill has these options too: it computes the module's KV of prompts, and sends it with the first draft's input.
@@ -249,7 +253,7 @@ def _drafts(spec: Spec) -> Iterator[Option]:
         yield "--speculative-num-draft-tokens", str(spec.draft_tokens + 1)  # the drafts and the token before these
 
 
-def _kv_transfer(spec: Spec, phase: Phase) -> Iterator[Option]:
+def _transfer_options(spec: Spec, phase: Phase) -> Iterator[Option]:
     """Yield the options for KV transfer from prefill to decode; a mixed unit has none."""
     if phase == "mixed":
         return
@@ -260,7 +264,7 @@ def _kv_transfer(spec: Spec, phase: Phase) -> Iterator[Option]:
         yield "--disaggregation-ib-device", ",".join(spec.kubernetes.nics.hca)
 
 
-def _warm_up(known: PhaseFacts) -> dict[str, str]:
+def _warm_up_variables(known: PhaseFacts) -> dict[str, str]:
     """Return the variable with the time limit of SGLang's warm-up request, during which SGLang compiles kernels."""
     return {"SGLANG_WARMUP_TIMEOUT": str(known.start_s)}
 
@@ -276,7 +280,7 @@ def _kernel_cache_variables(spec: Spec) -> dict[str, str]:
     return {"SGLANG_CACHE_DIR": f"{folder}/sglang", "SGLANG_DG_CACHE_DIR": f"{folder}/deep_gemm"}
 
 
-def _deep_ep(phase: PhaseSpec, name: Phase) -> dict[str, str]:
+def _deep_ep_variables(phase: PhaseSpec, name: Phase) -> dict[str, str]:
     """Return the variable that sizes low-latency dispatch, in tokens per rank; empty without such dispatch."""
     if name == "prefill" or phase.ep_size == phase.attention_tp:
         return {}

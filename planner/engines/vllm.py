@@ -105,8 +105,8 @@ def unit_container(spec: Spec, unit: Unit, known: PhaseFacts, image: str) -> Con
         *_experts(phase, unit.phase, moves_experts=moves_experts),
         *attention_options(spec, unit.phase),
         *_memory(phase, unit.phase, known, model.page_tokens),
-        *_drafts(spec),
-        *_kv_transfer(unit.phase),
+        *_draft_options(spec),
+        *_transfer_options(unit.phase),
         ("--shutdown-timeout", str(ceil(spec.drain_s))),  # without it requests are aborted
         *own_options(spec.engine_args(unit.phase)),
     )
@@ -126,7 +126,7 @@ def unit_container(spec: Spec, unit: Unit, known: PhaseFacts, image: str) -> Con
         | OWN_ADDRESS
         | {"VLLM_ENGINE_READY_TIMEOUT_S": str(known.start_s)}
         | ({} if unit.phase == "mixed" else nixl | (STATES if model.keeps_states else {}))
-        | _deep_ep(phase, unit.phase, known),
+        | _deep_ep_variables(phase, unit.phase, known),
     )
 
 
@@ -208,20 +208,20 @@ def _memory(phase: PhaseSpec, name: Phase, known: PhaseFacts, page_tokens: int) 
         yield "--cudagraph-capture-sizes", *map(str, sizes)
 
 
-def _drafts(spec: Spec) -> Iterator[Option]:
+def _draft_options(spec: Spec) -> Iterator[Option]:
     """Yield the options for drafting tokens, which must be the same in prefill and decode."""
     if spec.draft_tokens:
         yield "--speculative-config", _json(method="mtp", num_speculative_tokens=spec.draft_tokens)
 
 
-def _kv_transfer(phase: Phase) -> Iterator[Option]:
+def _transfer_options(phase: Phase) -> Iterator[Option]:
     """Yield the options for KV transfer from prefill to decode; a mixed unit has none."""
     if phase != "mixed":
         role = {"prefill": "kv_producer", "decode": "kv_consumer"}[phase]
         yield "--kv-transfer-config", _json(kv_connector="NixlConnector", kv_role=role)
 
 
-def _deep_ep(phase: PhaseSpec, name: Phase, known: PhaseFacts) -> dict[str, str]:
+def _deep_ep_variables(phase: PhaseSpec, name: Phase, known: PhaseFacts) -> dict[str, str]:
     """Return the variables that low-latency kernels need beside `--all2all-backend`; empty without such kernels.
 
     Each GPU's queues hold a decode step's tokens of its whole group, because vLLM does not divide tokens between the

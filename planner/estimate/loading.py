@@ -42,21 +42,21 @@ def start_budget_s(kubernetes: KubernetesSpec, engine: EngineName, node_bytes: f
     reading_s = _reading_s(kubernetes, node_bytes)
     if engine == OURS:
         return ceil(_with_margin(reading_s, START_MARGIN_S))
-    return ceil(max(_needed_s(engine, reading_s), kubernetes.ready_timeout))
+    return ceil(max(_expected_start_s(engine, reading_s), kubernetes.ready_timeout))
 
 
 def slowest_start(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> SlowestStart:
     """Return how long units take to start, for the phase with the most bytes of weights per node."""
     most_bytes = max(_node_bytes(spec, plan) for plan in memory)
     reading_s = _reading_s(spec.written.kubernetes, most_bytes)
-    return SlowestStart(most_bytes, reading_s, _needed_s(spec.written.engine_name, reading_s))
+    return SlowestStart(most_bytes, reading_s, _expected_start_s(spec.written.engine_name, reading_s))
 
 
 def _reading_s(kubernetes: KubernetesSpec, node_bytes: float) -> float:
     return node_bytes / (kubernetes.load_rate * BYTES_PER_GBIT)
 
 
-def _needed_s(engine: EngineName, reading_s: float) -> float:
+def _expected_start_s(engine: EngineName, reading_s: float) -> float:
     """Return the seconds from a unit's start until it is expected to be ready, if reading weights takes `reading_s`."""
     return reading_s if engine == OURS else max(_with_margin(reading_s, COMPILING_S), LEAST_COMPILING_START_S)
 

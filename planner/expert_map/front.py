@@ -37,7 +37,7 @@ def find_home_nodes(loads_LE: Floats, slots_LGS: Ints, sizes: Sizes) -> Ints:
 
 
 def make_front(loads_LE: Floats, slots_QLGS: Ints, sizes: Sizes, policies: Sequence[Policy]) -> tuple[FrontPoint, ...]:
-    """Return the front's points: max over mean and cross-node dispatch bytes of each map, as means over layers."""
+    """Return a point for each map: its max over mean and its cross-node dispatch bytes, as means over layers."""
     ratios_QL, crossings_QL = [], []
     for slots_LGS in slots_QLGS:
         gpu_loads_LG = native.gpu_loads(loads_LE, slots_LGS)
@@ -79,7 +79,7 @@ def _whole_group_crossings(sizes: Sizes) -> float:
 
 
 def drop_dominated(front: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """Return the points that no other point beats in both balance and bytes, fewest bytes first."""
+    """Return the points that no other point beats in both balance and bytes, sorted by bytes, fewest first."""
     values = [(point.extra_bytes_per_token, point.max_over_mean) for point in front]
     kept = [
         point

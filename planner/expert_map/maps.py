@@ -150,7 +150,7 @@ def _compute_bounds(problem: Problem, first: _FreshMap) -> tuple[Floats, tuple[B
 
 
 def _search_further(problem: Problem, first: _FreshMap, bound_L: Floats) -> Ints:
-    """Return the map of the second step, slots `[L, G, S]`: a search from the first map finds it."""
+    """Return the map of the second step, slots `[L, G, S]`, which a search from the first step's map finds."""
     sizes = problem.sizes
     if problem.is_plain or problem.gpus_hold_all_experts:
         return first.slots_LGS

@@ -48,7 +48,7 @@ class Experts:
     gates_shared: bool = False  # whether a gate weights the shared experts' output for each token
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
-        """Yield the matrices, of only one routed expert: the layout decides how many a GPU has."""
+        """Yield the matrices of the FFN, with only one routed expert: the layout decides how many a GPU has."""
         biases = 2 * self.intermediate_size + hidden_size if self.has_biases else 0
         yield from _ffn("experts", hidden_size * self.intermediate_size, "expert", "mlp.experts.0")
         yield Matrix("experts", biases, "wide")
@@ -67,7 +67,7 @@ class Layer:
     kept_in: Formats | None = None  # the checkpoint's own formats, if its precision does not describe them
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
-        """Yield the matrices of the layer, of only one routed expert."""
+        """Yield the matrices of the layer, with those of only one routed expert."""
         for matrix in (*self.attention.matrices(hidden_size), *self.ffn.matrices(hidden_size)):
             kept_in = self.kept_in.of(matrix.role, matrix.module) if self.kept_in and matrix.module else None
             yield replace(matrix, kept_in=kept_in) if kept_in else matrix
@@ -184,7 +184,10 @@ class Model:
         return Counter(self.layers)
 
     def matrices(self) -> Iterator[tuple[Matrix, int]]:
-        """Yield every matrix of the model, and how many layers have it; of the routed experts of a layer only one."""
+        """Yield each matrix of the model with the number of layers that have it.
+
+        Of a layer's routed experts, only one counts.
+        """
         for layer, count in self.kinds.items():
             for matrix in layer.matrices(self.hidden_size):
                 yield matrix, count

@@ -58,7 +58,7 @@ class MiMoV2FlashShapes(GroupedShapes):
         return [index > 0 for index in range(self.num_hidden_layers)]
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield, for each number of heads (windowed layers' too), why it does not divide what it must; else None."""
+        """Yield for each number of heads, windowed layers' too, why it does not divide evenly; None if it does."""
         yield from super().uneven_heads()
         yield explain_uneven(
             "swa_num_key_value_heads", self._windowed_kv_heads, "swa_num_attention_heads", self._windowed_heads

@@ -102,12 +102,12 @@ class Spelling:
     @cached_property
     def parts(self) -> frozenset[str]:
         """Return every run of whole dotted parts in the module's own names."""
-        return frozenset(part for name in self.own for part in _parts(name))
+        return frozenset(part for name in self.own for part in _dotted_runs(name))
 
     @cached_property
     def fused_parts(self) -> frozenset[str]:
         """Return every run of whole dotted parts in the fused matrix's names."""
-        return frozenset(part for name in self.fused for part in _parts(name))
+        return frozenset(part for name in self.fused for part in _dotted_runs(name))
 
 
 HEAD = Spelling(("lm_head", "language_model.lm_head", "head"))
@@ -139,7 +139,9 @@ class ModuleNames:
 
     def __init__(self, entries: Iterable[str]) -> None:
         self.entries = list(dict.fromkeys(entries))
-        names = dict.fromkeys(each if each.startswith(REGEX) else _bare(each.strip(".")) for each in self.entries)
+        names = dict.fromkeys(
+            each if each.startswith(REGEX) else _drop_expert_number(each.strip(".")) for each in self.entries
+        )
         patterns = [each for each in names if each.startswith(REGEX) or GLOB.search(each)]
         for each in patterns:
             if len(each) > MAX_PATTERN_CHARACTERS:
@@ -149,7 +151,7 @@ class ModuleNames:
         self._globs_of: dict[str | None, list[str]] = {}  # of one layer, or of any
         for each in patterns:
             if not each.startswith(REGEX):
-                self._globs_of.setdefault(_layer(each), []).append(each)
+                self._globs_of.setdefault(_layer_number(each), []).append(each)
         self.num_characters = sum(map(len, patterns))
         ways = (_count_ways(each.removeprefix(REGEX)) for each in self._expressions)
         self.num_ways = LIST_WAYS + sum(ways) + self._ways_of_globs()
@@ -205,32 +207,32 @@ def _spell(names: Iterable[str], families: Sequence[Words]) -> Iterator[str]:
     for name in names:
         for words in families:
             said = ".".join(filter(None, (words.get(each, each) for each in name.split("."))))
-            for each in (said, _bare(said)):
+            for each in (said, _drop_expert_number(said)):
                 below = each.removeprefix("model.")
                 yield from (each, f"language_model.{each}", f"language_model.{below}")
                 yield from (f"model.{below}", f"model.language_model.{below}")
 
 
-def _bare(name: str) -> str:
-    """Return a module's name without an expert's number."""
+def _drop_expert_number(name: str) -> str:
+    """Return the name of an expert's module without the expert's number; other names stay as they are."""
     return EXPERT.sub("", name)
 
 
 def _match(globs: Globs, regexes: Sequence[re.Pattern[str]], names: Sequence[str]) -> bool:
     """Return whether any of the globs and regular expressions matches any of `names`."""
-    of_names = ((globs[each], name) for name in names for each in (_layer(name), None) if each in globs)
+    of_names = ((globs[each], name) for name in names for each in (_layer_number(name), None) if each in globs)
     return any(glob.match(name) for glob, name in of_names) or any(
         regex.match(name) for regex in regexes for name in names
     )
 
 
-def _layer(name: str) -> str | None:
+def _layer_number(name: str) -> str | None:
     """Return the number of the layer in a name, or None."""
     found = LAYER.search(name)
     return found[1] if found else None
 
 
-def _parts(name: str) -> Iterator[str]:
+def _dotted_runs(name: str) -> Iterator[str]:
     """Yield every run of whole parts: `mlp.gate` is one of `layers.3.mlp.gate`, not of `layers.3.mlp.gate_proj`."""
     words = name.split(".")
     for first in range(len(words)):

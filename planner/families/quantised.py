@@ -382,9 +382,9 @@ def _precision_of(layers: Sequence[Layer], form: Form) -> Quantisation | Unplann
 
 
 def _choose_precision(expert: Format, *, has_eight_bits: bool) -> Precision | None:
-    """Return the `Precision` (such as `fp8_fp4`) of checkpoints whose routed experts are in `expert`; None without one.
+    """Return the `Precision` (such as `fp8_fp4`) of checkpoints whose routed experts are in the format `expert`.
 
-    `has_eight_bits` tells whether other modules are in an 8-bit format.
+    Returns None if no precision describes them. `has_eight_bits` tells whether other modules are in an 8-bit format.
     """
     if expert == "nvfp4":
         return "fp8_fp4" if has_eight_bits else "fp4"

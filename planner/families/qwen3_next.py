@@ -31,7 +31,7 @@ class Qwen3NextShapes(SharedExpertShapes):
     per_layer: ClassVar[tuple[str, ...]] = ("layer_types",)
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield, for each number of heads (linear layers' too), why it does not divide what it must; else None."""
+        """Yield for each number of heads, linear layers' too, why it does not divide evenly; None if it does."""
         yield from super().uneven_heads()
         keys, values = self.linear_num_key_heads, self.linear_num_value_heads
         yield explain_uneven("linear_num_key_heads", keys, "linear_num_value_heads", values)

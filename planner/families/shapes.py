@@ -111,7 +111,7 @@ class Shapes(BaseModel):
         return ", and ".join(dict.fromkeys(each for each in wrong if each)) or None
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield for each number of heads the reason why it does not divide what it must divide; None if it does."""
+        """Yield for each number of heads that must divide another number why it does not; None if it does."""
         yield None
 
     def model(self, file: File) -> Model:

@@ -104,7 +104,7 @@ def describe_field(name: str, field: Mapping[str, Any], section: Mapping[str, An
     return FieldText(
         name=name,
         takes=_describe_type(field),
-        units=tuple(_units(field)),
+        units=tuple(_list_units(field)),
         default=_as_in_spec(field["default"]) if is_plain else None,
         is_required=name in section.get("required", []),
         description=field["description"],
@@ -132,10 +132,10 @@ def _options(field: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return found
 
 
-def _units(field: Mapping[str, Any]) -> Iterator[str]:
+def _list_units(field: Mapping[str, Any]) -> Iterator[str]:
     """Yield the units in which a field of the schema takes a quantity, such as GB."""
     for option in _options(field):
-        yield from _units(option)
+        yield from _list_units(option)
     if found := UNITS.search(field.get("pattern", "")):
         yield from found[1].split("|")
 
@@ -149,7 +149,7 @@ def _describe_type(field: Mapping[str, Any]) -> str:
     if "const" in field or "enum" in field:
         return ", ".join(f"`{choice}`" for choice in field.get("enum", [field.get("const")]))
     if "pattern" in field:
-        units = list(_units(field))
+        units = list(_list_units(field))
         return f"a number and {', '.join(units)}" if units else "text of a fixed form"
     if field["type"] == "array":
         return _takes_list(_describe_type(field["items"]))

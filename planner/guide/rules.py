@@ -92,23 +92,23 @@ def _describe(id: str, example: str, fields: Sequence[str]) -> RuleText:  # noqa
     return RuleText(
         id=id,
         group=GROUPS[id[:2]],
-        level=_level(id),
+        level=_first_level(id),
         severity=Finding("", None, id, "", "").severity,
-        checks=tuple(dict.fromkeys(_checks(id))),
+        checks=tuple(dict.fromkeys(_describe_checks(id))),
         example=example,
         fields=fields,
     )
 
 
-def _level(id: str) -> str:  # noqa: A002
+def _first_level(id: str) -> str:  # noqa: A002
     """Return the first level at which the table of rules has `id`, else the level at which it is checked elsewhere."""
     of_table = [level for level in get_args(Level) if any(id in each.ids.split() for each in rules_at(level))]
     elsewhere = [level for level, starts in LEVELS_ELSEWHERE.items() if id.startswith(tuple(starts.split()))]
     return next(iter([*of_table, *elsewhere]), "decided")
 
 
-def _checks(id: str) -> Iterator[str]:  # noqa: A002
-    """Yield what each rule with `id` checks: the rule's `about`, else the first paragraph of its check's docstring."""
+def _describe_checks(id: str) -> Iterator[str]:  # noqa: A002
+    """Yield what each rule with `id` checks: the rule's `about`, else its check's docstring (first paragraph)."""
     for level in get_args(Level):
         for rule in rules_at(level):
             if id in rule.ids.split():

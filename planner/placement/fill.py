@@ -45,7 +45,7 @@ def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
     """
     assert task.leaves
     lines: list[list[int]] = [[] for _ in task.leaves.sizes]
-    for cell in _line_up(task):
+    for cell in _order_cells(task):
         lines[task.leaves.of_cell[cell]].append(cell)
     wants: list[list[tuple[int, int]]] = [[] for _ in lines]
     for unit in _alternate(task, _sort_by_activity(task), set(task.producers)):
@@ -111,7 +111,7 @@ def _place_in_line(task: Task, order: Iterable[int]) -> Assignment:
     """Return an assignment of the units in `order` that fills one cell after the other."""
     assignment = [dict(cells) for cells in task.kept_assignment]
     wants = [(unit, task.units[unit].num_nodes) for unit in order if unit not in task.kept]
-    _fill_line(Room(task, task.kept_assignment).free, _line_up(task), wants, assignment)
+    _fill_line(Room(task, task.kept_assignment).free, _order_cells(task), wants, assignment)
     return assignment
 
 
@@ -136,7 +136,7 @@ def _fill_line(
             missing -= taken
 
 
-def _line_up(task: Task) -> list[int]:
+def _order_cells(task: Task) -> list[int]:
     """Return all cells in the order in which a line of units fills them: by leaf, largest racks of a leaf first."""
     leaves, racks = task.leaves, task.racks
 

@@ -33,7 +33,7 @@ POINTS = {
 def expected_sections(candidate: Candidate) -> dict[str, Any]:
     """Return the estimate sections, and the expert maps with their coverage counts."""
     return {
-        "expert_maps": {each.sha256: _map(candidate, each) for each in candidate.maps.values()},
+        "expert_maps": {each.sha256: _map_section(candidate, each) for each in candidate.maps.values()},
         "balance": {layout.phase: _balance(candidate, layout) for layout in candidate.layouts},
         "failures": candidate.failures,
         "performance": {each.phase: _performance(each, candidate.spec.slo) for each in candidate.speed},
@@ -64,8 +64,8 @@ def one_more_slot(with_one_more: ExpertMap | None, slots_per_gpu: int, bytes_per
     )
 
 
-def _map(candidate: Candidate, expert_map: ExpertMap) -> Map:
-    """Return the map with its worst coverage over all phases that use it."""
+def _map_section(candidate: Candidate, expert_map: ExpertMap) -> Map:
+    """Return the plan's section for an expert map, with the worst coverage over all phases that use the map."""
     counts = [
         uncovered_experts(each, candidate.places[phase])
         for phase, each in candidate.maps.items()

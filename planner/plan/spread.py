@@ -89,12 +89,12 @@ def _missing_plan(folder: Path) -> CallError:
 
 
 def _join(folder: Path) -> Plan:
-    shared, file = _read(folder, SHARED_FILE, SharedFacts, PLAN_VERSION), folder / SHARED_FILE
+    shared, file = _read_part(folder, SHARED_FILE, SharedFacts, PLAN_VERSION), folder / SHARED_FILE
     spec = validate_spec(shared.spec, file)
     for finding in spec_mistakes(shared.spec, spec):
         raise CallError([finding.at(str(file))])
-    nodes = {phase: list(_nodes(folder, spec, phase)) for phase in spec.phases}
-    maps = {phase: _read(folder, _map_file(phase), _MapFile).physical_to_logical for phase in spec.phases}
+    nodes = {phase: list(_read_nodes(folder, spec, phase)) for phase in spec.phases}
+    maps = {phase: _read_part(folder, _map_file(phase), _MapFile).physical_to_logical for phase in spec.phases}
     kept = KeptFacts(shared, spec, nodes, maps, is_runnable=True)  # no other plan is rendered
     _refuse_unknown_files(folder, {SHARED_FILE, *map(_map_file, kept.maps), *(_unit_file(u.name) for u in kept.units)})
     for finding in contradictions(kept):
@@ -102,10 +102,10 @@ def _join(folder: Path) -> Plan:
     return rebuild(kept)
 
 
-def _nodes(folder: Path, spec: Spec, phase: Phase) -> Iterator[tuple[str, ...]]:
+def _read_nodes(folder: Path, spec: Spec, phase: Phase) -> Iterator[tuple[str, ...]]:
     """Yield the nodes of each unit of a phase, as the folder has them."""
     for index in range(spec.num_units(phase)):
-        yield _read(folder, _unit_file(names.unit_name(spec.name, phase, index)), _UnitFile).nodes
+        yield _read_part(folder, _unit_file(names.unit_name(spec.name, phase, index)), _UnitFile).nodes
 
 
 def _text(part: Part) -> str:
@@ -120,7 +120,7 @@ def _map_file(phase: Phase) -> str:
     return f"{PLAN_FOLDER}/{phase}-map.yaml"
 
 
-def _read(folder: Path, name: str, part: type[P], version: int | None = None) -> P:
+def _read_part(folder: Path, name: str, part: type[P], version: int | None = None) -> P:
     """Return the file `name` as a `part`. Raises CallError if the file is missing, was edited, or has other content."""
     path = folder / name
     body, digest = split_stamp(_text_in(path))

@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
         return next((word for word in options if word.partition("=")[0] not in self._option_string_actions), None)
 
     def _similar_options(self, word: str) -> list[str]:
-        """Return the options that begin with `word`, else the one with a similar name."""
+        """Return the options that begin with `word`, else the option with a similar name, if any."""
         begun = [option for option in self._option_string_actions if option.startswith(word)]
         close = closest_choice(word, list(self._option_string_actions))
         return begun or ([close] if close else [])

@@ -76,7 +76,7 @@ class _States:
 
     @classmethod
     def from_steps(cls, steps: Sequence[Step]) -> "_States":
-        """Return the states of a date that has these steps. They may be in any order."""
+        """Return the object for a date that has these steps, which may be in any order."""
         ordered = tuple(sorted(steps, key=lambda step: step.at))
         return cls(tuple(minute_of(step.at) for step in ordered), ordered)
 

@@ -83,7 +83,7 @@ class Timetable:
 
     @property
     def all_steps(self) -> tuple[Step, ...]:
-        """The states of ordinary days, followed by those of the other days."""
+        """The steps of ordinary days, followed by those of the other days."""
         return (*self.steps, *(step for other in self.other_days for step in other.steps))
 
     @property
@@ -174,7 +174,7 @@ def _plan_day(
 
 
 def _plan_steps(spec: Spec, schedule: ScheduleSpec, units: Sequence[Unit]) -> tuple[Step, ...]:
-    """Return the states of a day, one for each window of `schedule`."""
+    """Return the steps of a day, one for each window of `schedule`."""
     racks = _freeable_racks(spec)
     return tuple(
         _step(spec, window, length, units, racks)

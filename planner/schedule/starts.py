@@ -41,7 +41,7 @@ class UnitRead:
 
 @dataclass(frozen=True)
 class StartTimes:
-    """What the time to start units of this deployment depends on: fixed stages, and the weights to read."""
+    """The times and weights that decide how long units take to start: fixed stages, and weights to read."""
 
     spec: StartSpec
     node_bytes_per_s: float  # of a node's own link
@@ -80,10 +80,10 @@ class Start:
 def start_times(
     spec: Spec, layouts: Sequence[PhaseLayout], weights: Mapping[Phase, tuple[int, int]]
 ) -> StartTimes | None:
-    """Return what the spec's units need to start; None if the size of weights is unknown, as on a CPU.
+    """Return the times and weights that decide how long units start; None if weights are unknown, as on a CPU.
 
-    Without a schedule the fixed stages take their default times. `weights` has, for one GPU of each phase, the
-    bytes of all weights and of its expert slots alone (`loaded_bytes`).
+    Without a schedule the fixed stages take their default times. `weights` has, for one GPU of each phase, the bytes of
+    all weights and of its expert slots alone (`loaded_bytes`).
     """
     if len(weights) < len(layouts):
         return None

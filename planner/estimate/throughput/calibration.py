@@ -106,7 +106,7 @@ def calibrate(case: Case, evidence: Evidence, calibration: Calibration) -> tuple
     rows = [row for row in calibration.rows if _covers_phase(row, case.phase)]
     if not rows:
         return case, evidence, None
-    ratios = [_ratio(row, case, calibration) for row in rows]
+    ratios = [_measured_over_predicted(row, case, calibration) for row in rows]
     factor = exp(fsum(map(log, ratios)) / len(ratios))
     old = case.engine.factor.get(case.phase, 1.0)
     engine = replace(case.engine, factor={**case.engine.factor, case.phase: old * factor})
@@ -138,7 +138,7 @@ def _covers_phase(row: Measurement, phase: Phase) -> bool:
     return row.phase == phase or (row.phase is None and phase != "prefill")
 
 
-def _ratio(row: Measurement, case: Case, calibration: Calibration) -> float:
+def _measured_over_predicted(row: Measurement, case: Case, calibration: Calibration) -> float:
     """Return a row's measured tokens/s over the predicted tokens/s.
 
     Raises CallError if the measured rate is higher than any kernel allows.
@@ -166,14 +166,14 @@ def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
         if not isinstance(each, Mapping):
             raise ValueError(f"{_quote(each)} is no measurement")
         if "mean_tpot_ms" in each:
-            yield Measurement(None, _point_of_sglang(each), None, _parse_number(each["mean_tpot_ms"], "mean_tpot_ms"))
+            yield Measurement(None, _read_sglang_point(each), None, _parse_number(each["mean_tpot_ms"], "mean_tpot_ms"))
         elif "inter_token_latency" in each:
             yield Measurement(None, {}, None, _latency_of_aiperf(each["inter_token_latency"]))
         else:
             yield _parse_own_row(each)
 
 
-def _point_of_sglang(each: Mapping[str, Any]) -> dict[str, float]:
+def _read_sglang_point(each: Mapping[str, Any]) -> dict[str, float]:
     """Return `kv_tokens` -> the mean KV length of requests in a result of SGLang's benchmark.
 
     The result is empty if the benchmark does not give the requests' lengths. The benchmark's concurrency is not used,

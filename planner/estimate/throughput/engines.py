@@ -41,7 +41,7 @@ class EngineModel:
     alone_on: str = ""  # the GPU on which `alone` was measured
 
     def on(self, gpu: str) -> "EngineModel":
-        """Return the engine as it is on `gpu`: without factors that were measured on GPUs with other kernels only.
+        """Return the engine's constants for `gpu`, without those that were measured only on GPUs with other kernels.
 
         Engines have other kernels for attention, experts and exchange where matmuls take FP4.
         """

@@ -111,12 +111,12 @@ def drift(loads_LE: "Floats", drift_share: float = DRIFT_SHARE) -> "Floats":
 
     most = np.maximum(loads_LE.max(axis=1, keepdims=True), 1e-12)
     u = 1 + np.log(np.maximum(loads_LE / most, 1 / MAX_POPULARITY)) / log(MAX_POPULARITY)
-    found: Floats = log(MAX_POPULARITY) * np.interp(u, *_densities()) * WINDOW_DRIFT * drift_share
+    found: Floats = log(MAX_POPULARITY) * np.interp(u, *_density_table()) * WINDOW_DRIFT * drift_share
     return found
 
 
 @cache
-def _densities() -> "tuple[Floats, Floats]":
+def _density_table() -> "tuple[Floats, Floats]":
     """Return two arrays: probabilities, and the standard normal density at the quantile of each probability."""
     import numpy as np  # as above
 

@@ -157,7 +157,7 @@ def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, w
     drifted = None if worst is None else saturated_rate(replace(case, imbalance=worst))
     turns = mixed_turns(case) if case.phase == "mixed" else None
     case = _apply_engine(case)
-    rate, step = _rate(case, with_spans=with_spans)
+    rate, step = _rate_and_step(case, with_spans=with_spans)
     rates = add_range(rate, max(rate, overhead_free_rate(case)), evidence, drifted)
     per_step = rates.inverse(rate * step.seconds)
     latencies = _decode_latencies(case, per_step, rates, turns) if case.phase != "prefill" else (None, None)
@@ -185,12 +185,12 @@ def predict(case: Case, evidence: Evidence, worst: Imbalance | None = None, *, w
 
 def saturated_rate(case: Case) -> float:
     """Return the tokens/s of one GPU at full use. The search compares layouts by this rate."""
-    return _rate(_apply_engine(case))[0]
+    return _rate_and_step(_apply_engine(case))[0]
 
 
 def overhead_free_rate(case: Case) -> float:
     """Return the tokens/s of one GPU without overheads and with balanced GPUs."""
-    return _rate(_without_overheads(_apply_engine(case)))[0]
+    return _rate_and_step(_without_overheads(_apply_engine(case)))[0]
 
 
 def token_step_seconds(case: Case, requests: float, kv_tokens: float, fullness: float = 1.0) -> float:
@@ -286,7 +286,7 @@ def _without_overheads(case: Case) -> Case:
     return replace(case, engine=engine, imbalance=Imbalance())
 
 
-def _rate(case: Case, *, with_spans: bool = False) -> tuple[float, StepTime]:
+def _rate_and_step(case: Case, *, with_spans: bool = False) -> tuple[float, StepTime]:
     """Return the saturated tokens/s of one GPU, and the time of one step, of prefill or of generating tokens."""
     factor = case.engine.factor.get(case.phase, 1.0)
     point, group = case.point, case.unit.attention_tp
@@ -401,6 +401,6 @@ def _binding(case: Case) -> Binding:
     tried["launches and the host"] = lambda: replace(case, engine=replace(case.engine, overheads=less))
     even = Imbalance(*(1 + (each - 1) / MORE for each in (case.imbalance.gpus, case.imbalance.nodes)))
     tried["the balance of experts"] = lambda: replace(case, imbalance=even)
-    rates = {called: _rate(make())[0] for called, make in tried.items()}
+    rates = {called: _rate_and_step(make())[0] for called, make in tried.items()}
     best = max(rates, key=lambda called: rates[called])
     return Binding(best, rates[best] * case.point.utilisation)

@@ -42,7 +42,7 @@ class SteadyTurns:
 
     @property
     def seconds(self) -> float:
-        """Return the time of a turn with prompts: of the prompts, and of one step of tokens."""
+        """Return the seconds of a turn with prompts: those for the prompts, and those for one step of tokens."""
         return self.prompt_seconds + self.token_seconds
 
     @property

@@ -114,7 +114,10 @@ def work_of(
     dense_tp: int = 1,
     fp8_core: frozenset[Queries] = frozenset(),
 ) -> ModelWork | None:
-    """Return the work of one GPU if `attention_tp` GPUs share heads; None if the model's speed cannot be predicted."""
+    """Return the work of one token in each kind of layer, for one GPU if `attention_tp` GPUs share attention heads.
+
+    Returns None if the model's speed cannot be predicted.
+    """
     if why_unknown(model):
         return None
     dispatch, combine = message_bytes(model.hidden_size, precision)

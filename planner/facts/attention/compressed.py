@@ -94,12 +94,12 @@ class CompressedAttention:
         return -(-slots_per_page * slot // PAGE_BYTES) * PAGE_BYTES // slots_per_page
 
     @property
-    def _widths(self) -> int:
-        """Return the number of windows that a compressor reads for one entry."""
+    def _num_windows(self) -> int:
+        """Return how many windows of tokens a compressor reads for one entry."""
         return OVERLAP if self.indexer else 1
 
     def _compressor(self, hidden_size: int, head_dim: int) -> tuple[Matrix, ...]:
-        values = self._widths * head_dim
+        values = self._num_windows * head_dim
         return (
             Matrix("attention", 2 * values * hidden_size, "wide"),  # keys and their gates
             Matrix("attention", self.ratio * values, "fp32"),  # a bias for each place in the window
@@ -117,4 +117,4 @@ class CompressedAttention:
     def _state_bytes(self) -> int:
         """Return the bytes kept for tokens that no entry includes yet: a key and a gate for each, in FP32."""
         values = self.head_dim + (self.indexer.head_dim if self.indexer else 0)
-        return self._widths * self.ratio * 2 * self._widths * values * STATE_VALUE_BYTES
+        return self._num_windows * self.ratio * 2 * self._num_windows * values * STATE_VALUE_BYTES
