@@ -115,13 +115,13 @@ def _copy(source: Path, destination: Path, size: int, pieces: Sequence[_Piece], 
     """Copy one file of `size` bytes. Raises CheckpointError about `source`, and OSError about `destination`."""
     check = _Check(source, pieces)
     with replace_file(destination) as file:
-        for part in _parts(source, size):
+        for part in _read_parts(source, size):
             check.take(part)
             file.write(part)
             progress.add(len(part))
 
 
-def _parts(path: Path, size: int) -> Iterator[bytes]:
+def _read_parts(path: Path, size: int) -> Iterator[bytes]:
     """Yield the `size` bytes of a file. Raises CheckpointError if it cannot be read, or has another size."""
     left, unchanged = size, UnchangedFiles([path])
     try:

@@ -49,8 +49,10 @@ def stage(source: str, destination: Path, num_threads: int) -> None:
     try:
         destination.mkdir(parents=True, exist_ok=True)
         with _lock_folder(destination):
-            _forget_other_sources(destination, _identity(folder, files))
-            missing = {name: file.st_size for name, file in files.items() if _size(destination / name) != file.st_size}
+            _forget_other_sources(destination, _source_record(folder, files))
+            missing = {
+                name: file.st_size for name, file in files.items() if _copied_size(destination / name) != file.st_size
+            }
             copy_files(folder, destination, missing, {each.path.name: each for each in shards}, manifest, num_threads)
     except OSError as error:
         raise RuntimeFailure(f"cannot write {error.filename or destination}: {error.strerror}") from None
@@ -127,11 +129,8 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def _identity(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, Any]:
-    """Return a record of the source by which another source with files of the same sizes is recognised.
-
-    The files are not read for it.
-    """
+def _source_record(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, Any]:
+    """Return a record of the source, which differs for other files of the same sizes. The files are not read for it."""
     return {
         "files": {name: file.st_size for name, file in files.items()},
         "times": {name: file.st_mtime_ns for name, file in files.items()},
@@ -140,7 +139,7 @@ def _identity(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, An
 
 
 def _forget_other_sources(destination: Path, identity: Mapping[str, Any]) -> None:
-    """Remove the files of another source, and record the source of those to come.
+    """Remove files that came from another source, and record the source of the files to be copied now.
 
     Raises RuntimeFailure if the folder has files that staging did not copy.
     """
@@ -179,6 +178,6 @@ def _write_record(destination: Path, record: Mapping[str, Any]) -> None:
         file.write(json.dumps(record).encode())
 
 
-def _size(path: Path) -> int | None:
+def _copied_size(path: Path) -> int | None:
     """Return the size of a file; None if it is missing or a link, since staging never writes one."""
     return path.stat().st_size if path.is_file() and not path.is_symlink() else None

@@ -208,7 +208,7 @@ class NormalDispatcher(_DeepEp):
         return Pending(event.current_stream_wait, lambda _: SummedRows(combined_TD))
 
     def _place_arrived(self, arrived: list[Any], counts: list[int], handle: Any, sent_W: Tensor) -> DispatchedRows:
-        """Copy each arrived token into the rows of its slots here."""
+        """Copy each token that arrived into a row for each of its slots on this rank."""
         came, slots_TK, weights_TK = arrived
         arrived.clear()
         place_TK, counts_M = self.ops.place_rows(slots_TK, self.slots_per_rank)

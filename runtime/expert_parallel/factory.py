@@ -75,7 +75,7 @@ def _choose_device_form(
 
 
 def _fill_tiles(capacity: int, num_ranks: int, row_alignment: int) -> int:
-    """Return the least capacity, from this one on, with which a slot's room for all ranks ends with a whole tile."""
+    """Return the least capacity, `capacity` or more, with which a slot's room for all ranks is whole tiles."""
     step = row_alignment // math.gcd(row_alignment, num_ranks)
     return -(-capacity // step) * step
 

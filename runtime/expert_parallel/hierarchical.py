@@ -30,12 +30,12 @@ class NodeDispatcher(AllToAllDispatcher):
     def __init__(self, group: Group, slots_per_rank: int, row_format: RowFormat, ops: Ops) -> None:
         super().__init__(group, slots_per_rank, row_format, ops)
         own_node = group.nodes[group.rank]
-        relay_of_rank = [_relay(group, group.rank, node) for node in group.nodes]
+        relay_of_rank = [_relay_on(group, group.rank, node) for node in group.nodes]
         self._relay_of_rank_W = _device_table(ops, relay_of_rank)
         self._near_ranks = [rank for rank in range(group.size) if group.nodes[rank] == own_node]
         self._is_near_W = _device_table(ops, [node == own_node for node in group.nodes])
         self._passed_on_WX = _device_table(ops, _forwarding_table(group, relay_of_rank))
-        self._relay_of_source = [_relay(group, source, own_node) for source in range(group.size)]
+        self._relay_of_source = [_relay_on(group, source, own_node) for source in range(group.size)]
         self._arrival_W = _device_table(
             ops, sorted(range(group.size), key=lambda source: (self._relay_of_source[source], source))
         )
@@ -99,7 +99,7 @@ def _forwarding_table(group: Group, relay_of_rank: list[int]) -> list[list[int]]
     return [line + [group.size] * (most - len(line)) for line in lines]
 
 
-def _relay(group: Group, source: int, node: int) -> int:
+def _relay_on(group: Group, source: int, node: int) -> int:
     """Return the rank of `node` that has the same position there as `source` has in its own node."""
     own = [rank for rank in range(group.size) if group.nodes[rank] == group.nodes[source]]
     there = [rank for rank in range(group.size) if group.nodes[rank] == node]

@@ -107,7 +107,10 @@ class MaskedDispatcher:
         return counts_WM, self.group.all_to_all(room, self._rows_per_rank, self._rows_per_rank)
 
     def _arrival_order(self, counts_WM: Tensor) -> Tensor:
-        """Return where each row of `[M, Z]` lies in what came, `[W, M, capacity]`: rows that exist first, by source."""
+        """Return the index among the received rows, `[W, M, capacity]`, of each row of the slots, `[M x Z]`.
+
+        In each slot, rows that exist come first, in the order of the ranks that sent them.
+        """
         place_Z = torch.arange(self.group.size * self.capacity, device=counts_WM.device)
         source_Z, number_Z = place_Z // self.capacity, place_Z % self.capacity
         is_room_MZ = number_Z >= counts_WM.T[:, source_Z]

@@ -40,7 +40,7 @@ class Backend:
 
     @property
     def kernels(self) -> list[str]:
-        """The names of what affects the last bits of a CPU's sums: torch's version, operations, kind of CPU."""
+        """The names of all that affects the last bits of sums on a CPU: torch's version, operations, kind of CPU."""
         capability = torch.backends.cpu.get_cpu_capability()
         return [str(torch.__version__), type(self.ops).__name__, platform.machine(), capability, _cpu_model()]
 

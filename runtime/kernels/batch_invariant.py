@@ -149,7 +149,7 @@ class BatchInvariant:
         """
         num_rows = len(rows[0])
         starts = range(0, max(num_rows, 1), TILE_ROWS)
-        tiles = [function(*(_tile(tensor, start) for tensor in rows)) for start in starts]
+        tiles = [function(*(_copy_tile(tensor, start) for tensor in rows)) for start in starts]
         if isinstance(tiles[0], Tensor):
             return torch.cat(tiles)[:num_rows]
         return tuple(torch.cat(parts)[:num_rows] for parts in zip(*tiles, strict=True))
@@ -251,7 +251,7 @@ def _fp8_expert(ops: Ops, experts: ExpertCodes, slot: int, bytes_RD: Tensor, sca
     return ops.fp8_expert(Quantised(bytes_RD.view(E4M3), scales_RF), experts, slot)
 
 
-def _tile(rows: Tensor, start: int) -> Tensor:
+def _copy_tile(rows: Tensor, start: int) -> Tensor:
     """Return a copy of the tile of rows from `start` on."""
     tile = rows[start : start + TILE_ROWS]
     missing = TILE_ROWS - len(tile)

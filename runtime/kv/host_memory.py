@@ -178,10 +178,10 @@ class Staging:
             self._read.append((self._link.track_copies(), pieces))
         while self._read and self._read[0][0]():
             _, pieces = self._read.popleft()
-            self._gaps = _joined([*self._gaps, *pieces])
+            self._gaps = _merge_gaps([*self._gaps, *pieces])
 
 
-def _joined(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_gaps(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the gaps in order, with adjacent ones merged."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(gaps):

@@ -51,7 +51,7 @@ class Fp8Linear(nn.Module):
         return self.multiply(self.quantise(x_RD), x_RD.dtype)
 
     def quantise(self, x_RD: Tensor) -> Quantised:
-        """Return the rows quantised, as this projection reads them, and any other projection with the same input."""
+        """Return the rows quantised. Any projection with the same input can read the result."""
         return self.ops.quantise_rows(x_RD, self.power_of_two)
 
     def multiply(self, x: Quantised, dtype: torch.dtype) -> Tensor:

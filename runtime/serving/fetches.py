@@ -148,7 +148,7 @@ class Fetches:
                 self._offer(block_hash)
 
     def _offer(self, block_hash: bytes) -> None:
-        """Offer a due block to the slow tier if host memory has it; then the block is due no longer."""
+        """Offer a block that is due to the slow tier, if host memory has it. The block is not due any more then."""
         latents = self._host.lend(block_hash)
         if latents is not None:
             self._slow.offer(block_hash, latents, self._due.pop(block_hash))

@@ -28,7 +28,7 @@ class PrefillPhase(PhaseRunner[Prefill]):
         request = self._accept_prompt(message)
         if _is_handed_over(request):
             offer, link = self._offer(request, message), self._scheduler.cache.link
-            chain = _chain(request, num_offered_blocks(offer))
+            chain = _encode_chain(request, num_offered_blocks(offer))
             request.transfer = self._outbox.open_transfer(message.kv_host, message.kv_port, offer, link, chain)
 
     def follow(self, request: Request) -> None:
@@ -51,7 +51,7 @@ class PrefillPhase(PhaseRunner[Prefill]):
         )
 
 
-def _chain(request: Request, num_blocks: int) -> bytes:
+def _encode_chain(request: Request, num_blocks: int) -> bytes:
     """Return the root and the first `num_blocks` hashes of a request's chain of block hashes, concatenated.
 
     Empty if the request shares no blocks.

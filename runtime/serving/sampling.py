@@ -156,12 +156,12 @@ def _keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
     if top_p == 1:
         return probabilities_V
     ordered, order = probabilities_V.topk(min(NUM_BEST, len(probabilities_V)))
-    num_kept = int((~_mark_rest(ordered, top_p)).sum())
+    num_kept = int((~_mark_dropped(ordered, top_p)).sum())
     if num_kept == len(ordered) or ordered[num_kept - 1] == ordered[num_kept]:
         ordered, order = probabilities_V.sort(descending=True)
-    return torch.zeros_like(probabilities_V).scatter(-1, order, ordered.masked_fill(_mark_rest(ordered, top_p), 0.0))
+    return torch.zeros_like(probabilities_V).scatter(-1, order, ordered.masked_fill(_mark_dropped(ordered, top_p), 0.0))
 
 
-def _mark_rest(ordered: Tensor, top_p: float) -> Tensor:
+def _mark_dropped(ordered: Tensor, top_p: float) -> Tensor:
     """Return for each probability whether it is dropped, because the larger ones before it add up to `top_p`."""
     return ordered.cumsum(-1) - ordered >= top_p

@@ -127,13 +127,13 @@ class Scheduler:
         if not batch.requests:
             self._start_arrived(waits=True)
             batch = self._batch()
-        self.cache.save(_num_blocks(sum(len(chunk.token_ids) for chunk in batch.prefilling)))
+        self.cache.save(_num_blocks_to_copy(sum(len(chunk.token_ids) for chunk in batch.prefilling)))
         return batch
 
     def rest(self) -> None:
         """Copy blocks to host memory, in a turn of the loop without computation."""
         self._fence_saves()
-        self.cache.save(_num_blocks(self._limits.max_batch_tokens))
+        self.cache.save(_num_blocks_to_copy(self._limits.max_batch_tokens))
 
     def _fence_saves(self) -> None:
         saved = self.cache.fence_saves()
@@ -374,7 +374,7 @@ class Scheduler:
         return [request for request in self.running if request.pending_copy is None]
 
 
-def _num_blocks(num_tokens: int) -> int:
+def _num_blocks_to_copy(num_tokens: int) -> int:
     """Return how many blocks to copy to host memory in a step that prefills `num_tokens`: one more than they fill."""
     return num_tokens // PAGE_TOKENS + 1
 

@@ -38,7 +38,7 @@ def usable_cpus(root: Path = Path("/")) -> int:
 
 def _control_groups(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's control group and of those above it, in both versions' hierarchies."""
-    for line in _read(root / "proc" / "self" / "cgroup").splitlines():
+    for line in _read_text(root / "proc" / "self" / "cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         mount = root / "sys" / "fs" / "cgroup"
@@ -53,14 +53,14 @@ def _control_groups(root: Path) -> Iterator[Path]:
 
 def _read_quota(folder: Path) -> float | None:
     """Return the number of CPUs in the folder's quota; None if there is no limit."""
-    quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+    quota, _, period = _read_text(folder / "cpu.max").strip().partition(" ")
     if not quota:
-        quota, period = (_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+        quota, period = (_read_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
     is_limited = quota.isdecimal() and period.isdecimal() and int(period) > 0
     return int(quota) / int(period) if is_limited else None
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Return the text of a file; empty if there is none, as outside Linux or in a container that hides it."""
     try:
         return path.read_text()

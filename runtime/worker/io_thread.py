@@ -61,11 +61,11 @@ class Calls:
     def call_soon(self, call: Callable[..., object], *arguments: object) -> None:
         """Let the event loop make this call soon."""
         self._waiting.append((call, arguments))
-        if not self._is_woken:  # read after the call is queued; `_make` clears it before it looks for calls
+        if not self._is_woken:  # read after the call is queued; `_make_calls` clears it before it looks for calls
             self._is_woken = True
-            self._loop.call_soon_threadsafe(self._make)
+            self._loop.call_soon_threadsafe(self._make_calls)
 
-    def _make(self) -> None:
+    def _make_calls(self) -> None:
         """Make all queued calls. A call that fails does not stop the others."""
         self._is_woken = False
         while self._waiting:

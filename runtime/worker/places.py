@@ -68,7 +68,7 @@ class Roll:
         self._launch = launch
         self._members: dict[str, _Member] = {}
         self._places: dict[str, int] = {}
-        self._complain = Complaints(_say)
+        self._complain = Complaints(_log_sentence)
 
     @property
     def is_whole(self) -> bool:
@@ -98,7 +98,7 @@ class Roll:
         finally:
             if self._members.get(claim.node) is member:
                 del self._members[claim.node]
-                self._tell()
+                self._send_answers()
 
     def _refusal(self, claim: Claim, writer: asyncio.StreamWriter) -> FromLeader | None:
         """Return the answer to a claim that is not accepted: Wait, or Rejected if the unit can have no such node.
@@ -131,10 +131,10 @@ class Roll:
         member = self._members[claim.node] = _Member(claim, writer)
         if before is not None:
             before.writer.transport.abort()
-        self._tell()
+        self._send_answers()
         return member
 
-    def _tell(self) -> None:
+    def _send_answers(self) -> None:
         """Assign places anew, and send each node its new answer if the answer has changed."""
         planned, spares = self._launch.places, self._launch.spares
         self._places = give_places(planned, spares, self._members.keys(), self._places)
@@ -153,6 +153,6 @@ class Roll:
         return f"a spare waits until all nodes are here; missing are {missing}" if missing else "no place is free"
 
 
-def _say(sentence: str) -> None:
+def _log_sentence(sentence: str) -> None:
     """Log a sentence without the prefix of errors: nothing ends, and an unknown peer may have written parts of it."""
     print(f"places: {sentence}", file=sys.stderr, flush=True)

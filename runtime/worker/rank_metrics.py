@@ -54,7 +54,7 @@ class RankMetrics:
     def kv_sent(self, num_bytes: SentBytes, seconds: float, seconds_after_prompt: float) -> None:
         """Count one request's KV transfer, which a decode rank accepted.
 
-        Its bytes count, its time, and the time after the prompt.
+        `seconds` count from its first layer's latents, `seconds_after_prompt` from the end of its prompt's computation.
         """
         self._kv_payload.inc(num_bytes.payload)
         self._kv_framing.inc(num_bytes.framing)

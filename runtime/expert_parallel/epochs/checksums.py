@@ -87,7 +87,7 @@ def checksum(expert: dict[str, Tensor]) -> int:
 
 
 def _sums_of_pieces(words: Tensor) -> Iterator[Tensor]:
-    """Yield the sums of the pieces in order, as many at a time as suits the device."""
+    """Yield the sums of the pieces of `words`, in order, in batches whose size suits the device."""
     factors, num_whole = _factors(words.device), len(words) // WORDS_OF_PIECE * WORDS_OF_PIECE
     for pieces in words[:num_whole].view(-1, WORDS_OF_PIECE).split(PIECES_AT_ONCE[words.device.type]):
         yield (pieces.long() * factors).sum(1)

@@ -26,7 +26,7 @@ __all__ = ["Move", "Round", "plan_rounds"]
 
 @dataclass(frozen=True)
 class Move:
-    """`slot` gets `expert`, a copy of what `source` holds. Slots are numbered rank by rank."""
+    """A copy of `expert` from slot `source` to `slot`. Slots are numbered rank by rank."""
 
     slot: int
     expert: int
@@ -73,7 +73,7 @@ class _Layer:
         for first in range(0, len(current), self.slots_per_rank):
             here = range(first, first + self.slots_per_rank)
             missing = Counter(wanted[slot] for slot in here)
-            self._spare_slots.append([slot for slot in here if not _take(missing, current[slot])])
+            self._spare_slots.append([slot for slot in here if not _take_one(missing, current[slot])])
             self._lacking.append(sorted(missing.elements()))
 
     def next_chain(self) -> dict[int, int]:
@@ -104,7 +104,7 @@ class _Layer:
             self._spare_slots[rank].remove(slot)
 
 
-def _take(counts: Counter[int], expert: int) -> bool:
+def _take_one(counts: Counter[int], expert: int) -> bool:
     """Lower the count of `expert` by one. Return False if it was 0 already."""
     is_there = counts[expert] > 0
     counts[expert] -= is_there

@@ -219,7 +219,7 @@ class Switch:
             walk.proposal.tell(Ending(now.number, now.digest, *received, walk.reason))
 
     def _do_beside(self, part: Callable[..., None], *arguments: object) -> Future[None]:
-        """Do this rank's part on the thread beside the steps, and on a queue of its own where there is a GPU."""
+        """Run `part` of the switch on the thread beside the steps, and on a queue of its own where there is a GPU."""
 
         def do() -> None:
             with self._link.beside():

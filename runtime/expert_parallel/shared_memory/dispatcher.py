@@ -73,7 +73,11 @@ class SharedDispatcher:
     sums_in_order = True
 
     def __init__(self, normal: AllToAllDispatcher, row_bytes: int, result_bytes: int, pairs_per_token: int) -> None:
-        """Take the bytes of a row and of its result, and the most choices of a token on one rank."""
+        """Make the dispatcher.
+
+        `row_bytes` and `result_bytes` are the sizes of a row and of its result. A token has at most `pairs_per_token`
+        choices on one rank.
+        """
         self.traffic, self.ops = normal.traffic, normal.ops
         self._normal, self._group, self._row_format = normal, normal.group, normal.row_format
         self._row_bytes, self._result_bytes, self._pairs_per_token = row_bytes, result_bytes, pairs_per_token
@@ -84,7 +88,7 @@ class SharedDispatcher:
         self._is_possible = True
 
     def begin_step(self, num_tokens: int) -> None:
-        """Make buffers for the largest step of any rank."""
+        """Make larger buffers if the present ones are too small for the largest step of any rank."""
         num_pairs = num_tokens * self._pairs_per_token
         if self._is_possible and (largest := self._agree_on_largest(num_pairs)) > self._max_pairs:
             self._make_buffers(largest)

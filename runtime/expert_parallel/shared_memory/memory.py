@@ -44,7 +44,7 @@ def common_memory(group: Group, num_bytes: int) -> Tensor | None:
 def _create_file(token: int, num_bytes: int) -> int:
     """Return a descriptor of a new file in memory, or -1 if the system gives none."""
     try:
-        made = os.memfd_create(_name(token))
+        made = os.memfd_create(_unique_name(token))
     except (AttributeError, OSError):  # not Linux, or forbidden here
         return -1
     try:
@@ -55,7 +55,7 @@ def _create_file(token: int, num_bytes: int) -> int:
     return made
 
 
-def _name(token: int) -> str:
+def _unique_name(token: int) -> str:
     """Return a unique name, even among processes with the same number on other machines."""
     return f"tidemill-{token:016x}"
 
@@ -72,7 +72,7 @@ def _open_memory(pid: int, descriptor: int, token: int, num_bytes: int) -> Tenso
     with suppress(OSError):
         mine = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            if os.readlink(f"/proc/self/fd/{mine}").startswith(f"/memfd:{_name(token)}"):
+            if os.readlink(f"/proc/self/fd/{mine}").startswith(f"/memfd:{_unique_name(token)}"):
                 with torch.inference_mode(False):  # the memory outlives the step that makes it
                     return torch.frombuffer(mmap.mmap(mine, num_bytes), dtype=torch.uint8)
         finally:

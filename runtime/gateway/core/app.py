@@ -83,7 +83,7 @@ class Gateway:
 
     @property
     def registry(self) -> Registry:
-        """The ranks."""
+        """The registry of the ranks, which knows the ready units."""
         return self.admission.resumptions.registry
 
 

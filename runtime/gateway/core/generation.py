@@ -104,7 +104,7 @@ class Generation:
 
     @property
     def units(self) -> dict[str, str]:
-        """Unit -> unit digest, for the units that had the prompts."""
+        """Unit name -> unit digest, for the units whose ranks had the prompts."""
         return {unit: digest for request in self._requests for unit, digest in request.units.items()}
 
     @property

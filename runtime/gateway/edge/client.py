@@ -107,7 +107,7 @@ class EventStream(StreamingResponse):
         self._sent_at: float | None = None  # None before the response begins and after its end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
+        """Send the response: its events, and comments while no event comes."""
         comments = asyncio.create_task(self._send_comments(send))
         try:
             await super().__call__(scope, receive, partial(self._send, send))

@@ -103,7 +103,7 @@ class PrefixIndex:
         self._free.append(place)
 
     def find(self, hashes: BlockHashes, places: Sequence[int]) -> list[int]:
-        """Return how many of a prompt's blocks, from the first on, each of the ranks `places` has.
+        """Return for each rank in `places` how many of a prompt's blocks, from the first on, the rank has.
 
         A hit never follows a miss, so the number is found by bisection, at all ranks at once.
         """
@@ -182,7 +182,7 @@ class PrefixIndex:
         return (rows_RW == keys[:, None]).any(axis=1)
 
     def _choose_ways(self, place: int, buckets: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return for each bucket the way in which to put its next hash: a free one, or the one to give up."""
+        """Return for each bucket the way (the place in it) for its next hash: a free one, or the one to give up."""
         used_BW = self._used_RBW[place, buckets]
         is_stale_BW = used_BW <= max(self._last_time - FRESH_NS, 0)  # a free way was never used
         if is_stale_BW.any(axis=1).all():  # usual while the index is not full: the oldest way is a stale one

@@ -29,7 +29,8 @@ __all__ = ["SentPrompts", "find_held"]
 class _Sent:
     """A prompt that was sent and has no token yet.
 
-    `lost_time` is the time in ns at which the last of its blocks that were computed already was last used.
+    `lost_time` is the time in ns at which the rank last used the last of the prompt's blocks that were computed
+    already.
     """
 
     hashes: BlockHashes

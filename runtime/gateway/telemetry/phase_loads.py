@@ -36,13 +36,13 @@ class PhaseLoads(Collector):
         self._refused: dict[str, float] = {}  # unit -> 1
 
     async def follow(self, units: Callable[[], Iterable[Unit]]) -> None:
-        """Sample the loads until cancelled."""
+        """Sample the loads of the units at intervals, until cancelled."""
         while True:
             self.sample(units())
             await asyncio.sleep(LOOK_S)
 
     def sample(self, units: Iterable[Unit]) -> None:
-        """Sample the loads once."""
+        """Sum up the present load of each phase with ready units, and find the units with a straggler."""
         units = list(units)
         ready = [unit for unit in units if unit.is_ready]
         self._phases = {

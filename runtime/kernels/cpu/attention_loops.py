@@ -18,7 +18,7 @@ __all__ = ["absorb_query", "attend", "rotate", "up_project_values"]
 
 
 @part(["void(u2[:, ::1], f4[::1], f4[::1])", "void(u2[::1, :], f4[::1], f4[::1])"])
-def _turn(x_XI: Any, cos_X: Any, sin_X: Any) -> None:
+def _rotate_pairs(x_XI: Any, cos_X: Any, sin_X: Any) -> None:
     """Rotate one token's pairs [pairs, 2] of one head, in either memory order."""
     for p in range(len(x_XI)):
         real, imaginary = bf16_to_fp32(x_XI[p, 0]), bf16_to_fp32(x_XI[p, 1])
@@ -47,9 +47,9 @@ def rotate(
         for h in range(num_heads):
             place = x + 2 * (t * token_stride + h * head_stride)  # 2 bytes a number
             if neighbours:
-                _turn(view_bf16(place, (pairs, 2)), cos_TX[t], sin_TX[t])
+                _rotate_pairs(view_bf16(place, (pairs, 2)), cos_TX[t], sin_TX[t])
             else:
-                _turn(view_bf16(place, (2, pairs)).T, cos_TX[t], sin_TX[t])
+                _rotate_pairs(view_bf16(place, (2, pairs)).T, cos_TX[t], sin_TX[t])
 
 
 @loop
@@ -131,7 +131,7 @@ def _add_page(weights_HS: Any, first: int, page_SC: Any, length: int, wide_SL: A
 
 @part("void(u2[:, ::1], u2[:, :, ::1], i8[::1], i8, f4, u2[:, ::1])")
 def _attend(q_HC: Any, pages_JSC: Any, table_J: Any, length: int, scale: float, y_HL: Any) -> None:
-    """Compute one request: its scores page by page, the softmax of each head, the weighted sum of compressed KV."""
+    """Compute one request's attention: its scores page by page, the softmax of each head, the sum of compressed KV."""
     num_heads, latent = y_HL.shape
     page_size = pages_JSC.shape[1]
     num_pages = (length + page_size - 1) // page_size

@@ -126,7 +126,7 @@ def gated_mlp(x: int, num_rows: int, size: int, gate: int, up: int, down: int, w
 
 @loop
 def experts_mlp(rows: int, size: int, counts: int, num_slots: int, gate_up: int, down: int, width: int) -> None:
-    """Replace rows [rows, size], which lie slot after slot (`counts` of each), with their slot's gated MLP of them.
+    """Replace rows [rows, size] with the results of their slots' experts. Rows lie slot after slot, `counts` of each.
 
     gate_up [slots, 2 width, size], down [slots, size, width].
     """

@@ -120,7 +120,7 @@ def write_parts(file: int, parts: Sequence[bytes | memoryview]) -> None:
     while left:
         written = os.pwritev(file, left, at)
         at += written
-        left = _without(left, written)
+        left = _skip_bytes(left, written)
 
 
 def _explain_size(file: int, size: int) -> str:
@@ -144,7 +144,7 @@ def _fill(part: memoryview, file: int, at: int) -> None:
         part, at = part[num_read:], at + num_read
 
 
-def _without(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
+def _skip_bytes(parts: list[memoryview], num_bytes: int) -> list[memoryview]:
     """Return the parts without their first `num_bytes` bytes."""
     while parts and num_bytes >= parts[0].nbytes:
         num_bytes -= parts[0].nbytes

@@ -274,7 +274,7 @@ class DiskTier:
 
     def _clean_now(self, disk_is_full: bool) -> None:
         try:
-            self.counters.evict(self._janitor.clean(disk_is_full=disk_is_full) or 0)
+            self.counters.count_evicted(self._janitor.clean(disk_is_full=disk_is_full) or 0)
         except OSError as error:
             self._writing.failed(_reason(error), rests=True)
         finally:

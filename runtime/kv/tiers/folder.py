@@ -139,7 +139,7 @@ def below(folder: int, *names: str, create: bool = False) -> Iterator[int]:
 
 
 def is_hex(name: str) -> bool:
-    """Return whether `name` can be the name of one of our files or folders."""
+    """Return whether `name` is hexadecimal, as the names of our files and folders are."""
     return HEX.fullmatch(name) is not None
 
 

@@ -50,7 +50,7 @@ class HostTier:
         """Make an empty tier; pin its memory if `link` pins. Raises RuntimeFailure if there is too little memory."""
         self.shape, self.dtype, self._link, self._memory = block_shape, dtype, link, memory
         self.block_bytes = torch.Size(block_shape).numel() * dtype.itemsize
-        self._slots_in_chunk, num_chunks = _chunks(self.block_bytes, max_bytes, link.pins)
+        self._slots_in_chunk, num_chunks = _chunk_sizes(self.block_bytes, max_bytes, link.pins)
         self._chunks: list[Tensor | None] = [None] * num_chunks
         self._slots = Pages(num_chunks * self._slots_in_chunk)
         self._saved: dict[int, tuple[bytes, int]] = {}  # slot -> hash and tenant of the block that `save` copies
@@ -215,7 +215,7 @@ class HostTier:
                 self._latents(number * self._slots_in_chunk)
 
 
-def _chunks(block_bytes: int, max_bytes: int, is_pinned: bool) -> tuple[int, int]:
+def _chunk_sizes(block_bytes: int, max_bytes: int, is_pinned: bool) -> tuple[int, int]:
     """Return the slots per chunk of memory, and the number of chunks. Only a pinned chunk has several slots."""
     if not is_pinned:
         return 1, max_bytes // block_bytes

@@ -74,7 +74,7 @@ class Usage:
     def take(self, charge: int) -> int | None:
         """Add the charge of a file to be written. Return the new sum; None if there is no room."""
         with self._locked() as file:
-            used = _read(file) + charge
+            used = _read_usage(file) + charge
             if used > self._bound.max_bytes:
                 return None
             _write(file, used)
@@ -83,7 +83,7 @@ class Usage:
     def change(self, charge: int) -> int:
         """Add a charge, which may be negative. Return the new sum."""
         with self._locked() as file:
-            used = max(0, _read(file) + charge)
+            used = max(0, _read_usage(file) + charge)
             _write(file, used)
         return used
 
@@ -139,7 +139,7 @@ class Janitor:
         """Walk the folder and correct the sum of charges. Return each owner's files."""
         used_before = self._usage.settled()
         owners: dict[Owner, _Owned] = {}
-        for owner, _, _, found in _files(root):
+        for owner, _, _, found in _walk_files(root):
             owned = owners.setdefault(owner, _Owned())
             owned.used_ns.append(found.st_mtime_ns)
             owned.charges.append(self._bound.charge(found.st_size))
@@ -163,7 +163,7 @@ class Janitor:
         """
         num_removed = untold = 0
         failure = None
-        for owner, folder, name, found in _files(root, set(until_ns)):
+        for owner, folder, name, found in _walk_files(root, set(until_ns)):
             if found.st_mtime_ns > until_ns[owner]:
                 continue
             try:
@@ -241,13 +241,13 @@ def _fair_level(amounts: list[int], keep: int) -> int:
     return max(amounts)
 
 
-def _files(root: int, only: set[Owner] | None = None) -> Iterator[tuple[Owner, int, str, os.stat_result]]:
+def _walk_files(root: int, only: set[Owner] | None = None) -> Iterator[tuple[Owner, int, str, os.stat_result]]:
     """Yield (owner, open folder, name, stat result) of every block's file."""
-    for digest, digest_folder in _folders(root):
-        for tenant, tenant_folder in _folders(digest_folder):
+    for digest, digest_folder in _walk_folders(root):
+        for tenant, tenant_folder in _walk_folders(digest_folder):
             if only is not None and (digest, tenant) not in only:
                 continue
-            for _, folder in _folders(tenant_folder):
+            for _, folder in _walk_folders(tenant_folder):
                 for name, found in _files_in(folder):
                     yield (digest, tenant), folder, name, found
 
@@ -263,7 +263,7 @@ def _files_in(folder: int) -> Iterator[tuple[str, os.stat_result]]:
                 yield entry.name, found
 
 
-def _folders(folder: int) -> Iterator[tuple[str, int]]:
+def _walk_folders(folder: int) -> Iterator[tuple[str, int]]:
     """Yield name and descriptor of each of our folders in `folder`. Each is removed afterwards if it is empty.
 
     A folder that cannot be read is left out: the others still need cleaning.
@@ -311,7 +311,7 @@ def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _read(usage: int) -> int:
+def _read_usage(usage: int) -> int:
     """Return the sum of charges in the file `usage`; 0 if the file is new or was removed."""
     return min(int.from_bytes(os.pread(usage, USED_BYTES, 0), "little"), MOST_USED)
 

@@ -54,8 +54,8 @@ class TierCounters:
         with self._lock:
             self.dropped[reason] += num_blocks
 
-    def evict(self, num_blocks: int) -> None:
-        """Count blocks that this process removed from the folder (`janitor.py`)."""
+    def count_evicted(self, num_blocks: int) -> None:
+        """Count blocks that this process removed from the folder to make room (`janitor.py`)."""
         with self._lock:
             self.evicted += num_blocks
 
