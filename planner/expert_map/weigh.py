@@ -24,8 +24,8 @@ Ints = NDArray[np.int64]
 def scale(loads: Sequence[Sequence[float]] | Floats) -> Floats:
     """Return loads scaled to whole numbers, `[L, E]`; each layer sums to at most 2^44.
 
-    Loads are multiplied by a power of two and rounded down. The power depends on the largest load alone, because a sum
-    of floats would depend on the order of addition.
+    Each layer's loads are multiplied by a power of two and rounded down. The power depends on the layer's largest load
+    alone, because a sum of floats would depend on the order of addition.
     """
     loads_LE = np.asarray(loads, dtype=np.float64, order="C")
     _, exponents = np.frexp(loads_LE.max(axis=1, keepdims=True))

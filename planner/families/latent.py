@@ -110,7 +110,7 @@ class GlmMoeDsaShapes(IndexedShapes):
         return super().contradiction() or first
 
     def draft_layer(self) -> Layer | None:
-        """Return the layer of an MTP module, which has an indexer of its own.
+        """Return the layer of an MTP module, which has an indexer of its own; None if there is no module.
 
         Source: github.com/vllm-project/vllm-project.github.io 78cb4b4 _posts/2026-07-23-glm-5.2-nvfp4-b300-pd.md, 5.1;
         published files have `model.layers.78.self_attn.indexer`.

@@ -122,7 +122,7 @@ class _PhaseMap:
 
 
 def _phase_map_fields(phase: Phase, spec: Spec, inputs: LaunchInputs) -> LaunchDocument | None:
-    """Return the phase's map, or None if the engine reads no map."""
+    """Return a phase's expert map as a field of launch documents, or None if the engine reads no map."""
     if not ENGINES[spec.engine_name].reads_map:
         return None
     first = {} if spec.engine_name == OURS else {"first_layer": inputs.first_moe_layer}

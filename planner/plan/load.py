@@ -98,7 +98,10 @@ def _check_facts(plan: Plan, spec: Spec) -> Iterator[Finding]:
 
 
 def _check_references(plan: Plan, spec: Spec) -> Iterator[Reference]:
-    """Check that sections of the plan refer to each other correctly: `_kept_facts` follows these references."""
+    """Yield each reference between sections of the plan, and whether it is correct.
+
+    `_kept_facts` follows these references.
+    """
     yield "runnable", plan.runnable, "refusals", plan.runnable is not bool(plan.refusals)
     why_not = tuple(problem.message for problem in plan.refusals)
     yield "why_not", plan.why_not, "refusals", plan.why_not == why_not

@@ -99,7 +99,7 @@ class LatentAttention:
         return LayerKv(token + (self.indexer.kv_bytes_per_token if self.indexer else 0))
 
     def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
-        """Return the number of values in queries and results, and in latent vectors if these are expanded.
+        """Return the number of values in queries and results, and in latents and their expansion if they are expanded.
 
         Sparse attention reads few tokens, so its prompts are computed with absorbed latents, too.
         """
