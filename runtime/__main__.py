@@ -266,7 +266,7 @@ def _count(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Return the seconds of a drain. Raises ValueError, which argparse reports, if it is no such number."""
+    """Return the seconds of a drain. Raises ValueError, which argparse reports, for other text or too long a drain."""
     seconds = float(text)
     if not 0 <= seconds <= MAX_DRAIN_S:
         raise ValueError(text)

@@ -269,7 +269,7 @@ def _open_nonblocking(path: str, flags: int) -> int:
 
 
 def _convert(document: dict[str, Any], kind: type[_Launch], path: Path) -> _Launch:
-    """Return the document as `kind`.
+    """Return the launch file's document as an object of type `kind`.
 
     The version is checked first, since another version's keys would be called unknown.
     """

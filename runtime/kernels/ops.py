@@ -136,9 +136,9 @@ class Ops:
         return torch.cat(contexts)
 
     def causal_softmax(self, scores_HTS: Tensor) -> Tensor:
-        """Overwrite the scores with their softmax, over the keys that each of the last T of S tokens sees.
+        """Return the softmax of the scores, over the keys that each of the last T of S tokens sees.
 
-        Return them.
+        Overwrite the scores.
         """
         num_queries = scores_HTS.shape[1]
         later = scores_HTS.new_full((num_queries, num_queries), -torch.inf).triu_(1)

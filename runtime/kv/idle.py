@@ -132,7 +132,11 @@ class IdlePages:
         self._count(self.tenant_of[page], -1)
 
     def oldest(self) -> int | None:
-        """Return the page to give up next; None if none is idle."""
+        """Return the page to give up next; None if none is idle.
+
+        It is the page that has been idle longest, if that is for FRESH_S or more. Otherwise it is the oldest page of
+        the tenant that has most.
+        """
         page = self._idle.first()
         if page is None or self._clock() - self._since[page] >= FRESH_S:
             return page

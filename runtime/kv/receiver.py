@@ -360,7 +360,7 @@ async def _throw_away(caller: _Caller) -> None:
 
 
 async def _read_to_end(caller: _Caller) -> None:
-    """Wait until the peer has closed the connection, as the end of its process does too."""
+    """Wait until the peer has closed the connection or its process has ended."""
     with suppress(OSError):
         while await caller.stream.read(PIECE_BYTES):
             pass

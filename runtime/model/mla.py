@@ -81,7 +81,10 @@ class LatentAttention(nn.Module):
         return self._absorbed_output(q_THC[..., : self.config.kv_lora_rank])
 
     def _prefill(self, q_THQ: Tensor, step: ForwardBatch, pages: LayerPages) -> Tensor:
-        """Attend chunk by chunk, with keys and values expanded from the cache: [T, D]."""
+        """Return the output of attention for prompts, [T, D], chunk by chunk.
+
+        Keys and values are expanded from the cache.
+        """
         contexts = []
         for q, slots_S in zip(q_THQ.split(step.lengths), step.contexts, strict=True):
             latent_SC = pages.read(slots_S)
@@ -92,7 +95,7 @@ class LatentAttention(nn.Module):
         return self.batching.rows(self.o_proj, torch.cat(contexts).flatten(1))
 
     def _decode(self, q_BHC: Tensor, step: ForwardBatch, pages: LayerPages) -> Tensor:
-        """Attend for one token of each request, over the latents: [B, D]."""
+        """Return the output of attention for one token of each request, [B, D], computed over the latents."""
         cached = pages.pages, step.tables_BJ, step.lengths_B
         context_BHL = self.batching.attend_pages(self.ops, q_BHC, *cached, self.config.kv_lora_rank, self.scale)
         return self.batching.rows(self._absorbed_output, context_BHL)
@@ -132,5 +135,5 @@ class LatentAttention(nn.Module):
         return kv_TX.unflatten(-1, (self.config.num_attention_heads, -1))
 
     def _attend_causally(self, q_THQ: Tensor, kv_SHX: Tensor, k_rope_SP: Tensor) -> Tensor:
-        """Attend for the last T of a request's S tokens, [T, H, U]."""
+        """Return attention for the last T of a request's S tokens to themselves and all before: [T, H, U]."""
         return self.ops.attend_causally(q_THQ, kv_SHX, k_rope_SP, self.config.v_head_dim, self.scale)

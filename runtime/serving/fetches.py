@@ -94,7 +94,10 @@ class Fetches:
             yield from fetch.requests
 
     def begin(self, request: Request, num_found: int) -> bool:
-        """Begin to load a prompt's blocks after its first `num_found`. Return whether the request waits."""
+        """Begin to load a prompt's blocks after the first `num_found` blocks.
+
+        Return whether the request waits for them.
+        """
         hashes = request.next_block_hashes[num_found:]
         if not hashes:
             return False

@@ -241,7 +241,7 @@ class Scheduler:
     def _join_prefix(self, request: Request) -> bool:
         """Join the latents of a prefix that was moved to host memory with those that arrived after it.
 
-        Return False if the prefix is lost.
+        Return False if the prefix is lost, or if host memory has no room for the joined latents.
         """
         assert request.prefix is not None
         assert request.latents is not None

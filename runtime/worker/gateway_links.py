@@ -108,7 +108,10 @@ class GatewayLinks:
             link.send(message)
 
     def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
-        """Send a message about a request to its gateway."""
+        """Send a message about a request to its gateway.
+
+        If the gateway is not connected, and the request goes on, abort it here.
+        """
         gateway = gateway_name(message.request_id)
         for link in self._links.values():
             if link.is_connected and link.gateway == gateway:

@@ -42,7 +42,10 @@ class BrokenContract(AssertionError):
 
 
 def check_gemm(x: Quantised, w: Quantised, out_RO: Tensor) -> None:
-    """Check `fp8_gemm_nt`: csrc/apis/gemm.hpp, fp8_fp4_gemm_nt; csrc/utils/layout.hpp, check_ab_fp8_fp4."""
+    """Check the arguments of `fp8_gemm_nt`.
+
+    Source: csrc/apis/gemm.hpp, fp8_fp4_gemm_nt; csrc/utils/layout.hpp, check_ab_fp8_fp4.
+    """
     kernel = "fp8_gemm_nt"
     (rows, channels), (outputs, channels_of_w) = _matrix(kernel, x.codes, 2), _matrix(kernel, w.codes, 2)
     _require(kernel, channels == channels_of_w, f"x has {channels} channels, the matrix {channels_of_w}")
@@ -53,9 +56,10 @@ def check_gemm(x: Quantised, w: Quantised, out_RO: Tensor) -> None:
 
 
 def check_grouped_gemm(x: Quantised, w: Quantised, out_RO: Tensor, slot_of_row_R: Tensor, alignment: int) -> None:
-    """Check `m_grouped_fp8_gemm_nt_contiguous`: csrc/apis/gemm.hpp, m_grouped_fp8_fp4_gemm_nt_contiguous.
+    """Check the arguments of `m_grouped_fp8_gemm_nt_contiguous`.
 
-    Each expert's rows begin at a multiple of `alignment` (README.md, "Grouped GEMMs (contiguous layout)").
+    Each expert's rows begin at a multiple of `alignment` (README.md, "Grouped GEMMs (contiguous layout)"). Source:
+    csrc/apis/gemm.hpp, m_grouped_fp8_fp4_gemm_nt_contiguous.
     """
     kernel = "m_grouped_fp8_gemm_nt_contiguous"
     rows, channels = _matrix(kernel, x.codes, 2)
@@ -72,7 +76,7 @@ def check_grouped_gemm(x: Quantised, w: Quantised, out_RO: Tensor, slot_of_row_R
 def check_masked_gemm(
     x: Quantised, w: Quantised, out_MZO: Tensor, counts_M: Tensor, expected_rows: int, alignment: int
 ) -> None:
-    """Check `m_grouped_fp8_fp4_gemm_nt_masked`: csrc/apis/gemm.hpp, the function of this name.
+    """Check the arguments of `m_grouped_fp8_fp4_gemm_nt_masked`. Source: csrc/apis/gemm.hpp.
 
     The kernel writes whole tiles of 64 or 128 rows, also beyond a slot's count (deep_gemm/include/deep_gemm/impls/
     sm90_fp8_gemm_1d2d.cuh, "Use TMA store"). Unless the room is a multiple of a tile, they overwrite the next slot's
@@ -93,7 +97,10 @@ def check_masked_gemm(
 
 
 def check_flash_mla(q_BSHC: Tensor, pages_JSHC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, value_size: int) -> None:
-    """Check `flash_mla_with_kvcache`, dense: csrc/api/dense_decode.h, dense_attn_decode_interface."""
+    """Check the arguments of `flash_mla_with_kvcache` for dense attention.
+
+    Source: csrc/api/dense_decode.h, dense_attn_decode_interface.
+    """
     kernel = "flash_mla_with_kvcache"
     _require(kernel, q_BSHC.dim() == pages_JSHC.dim() == 4, "queries and pages have four dimensions")
     batch, _, _, channels = q_BSHC.shape
@@ -112,7 +119,10 @@ def check_flash_mla(q_BSHC: Tensor, pages_JSHC: Tensor, tables_BJ: Tensor, lengt
 
 
 def check_dispatch(x: Tensor | Quantised, slots_TK: Tensor, weights_TK: Tensor, num_ranks: int, num_slots: int) -> None:
-    """Check `Buffer.dispatch`: csrc/legacy/buffer.hpp, intranode_dispatch and internode_dispatch."""
+    """Check the arguments of `Buffer.dispatch`.
+
+    Source: csrc/legacy/buffer.hpp, intranode_dispatch and internode_dispatch.
+    """
     kernel = "Buffer.dispatch"
     codes, scales = (x.codes, x.scales) if isinstance(x, Quantised) else (x, None)
     _require(kernel, num_ranks in NORMAL_SIZES, f"no configuration for {num_ranks} ranks")
@@ -131,7 +141,10 @@ def check_dispatch(x: Tensor | Quantised, slots_TK: Tensor, weights_TK: Tensor, 
 
 
 def check_combine(rows_RD: Tensor) -> None:
-    """Check `Buffer.combine`: csrc/legacy/buffer.hpp, intranode_combine and internode_combine."""
+    """Check the arguments of `Buffer.combine`.
+
+    Source: csrc/legacy/buffer.hpp, intranode_combine and internode_combine.
+    """
     kernel = "Buffer.combine"
     _require(kernel, rows_RD.dim() == 2 and rows_RD.is_contiguous(), "rows must be a contiguous matrix")
     _require(kernel, rows_RD.dtype == torch.bfloat16, f"rows are {rows_RD.dtype}, not BF16")
@@ -140,7 +153,7 @@ def check_combine(rows_RD: Tensor) -> None:
 def check_low_latency_dispatch(
     x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor, num_ranks: int, num_slots: int, capacity: int
 ) -> None:
-    """Check `Buffer.low_latency_dispatch`: csrc/legacy/buffer.hpp, the function of this name."""
+    """Check the arguments of `Buffer.low_latency_dispatch`. Source: csrc/legacy/buffer.hpp."""
     kernel = "Buffer.low_latency_dispatch"
     _require(kernel, x_TD.dim() == 2 and x_TD.is_contiguous(), "rows must be a contiguous matrix")
     _require(kernel, x_TD.dtype == torch.bfloat16, f"rows are {x_TD.dtype}, not BF16")
@@ -153,7 +166,7 @@ def check_low_latency_dispatch(
 
 
 def check_low_latency_combine(rows_MZD: Tensor, num_ranks: int, num_slots: int, capacity: int) -> None:
-    """Check `Buffer.low_latency_combine`: csrc/legacy/buffer.hpp, the function of this name."""
+    """Check the arguments of `Buffer.low_latency_combine`. Source: csrc/legacy/buffer.hpp."""
     kernel = "Buffer.low_latency_combine"
     expected = (num_slots // num_ranks, num_ranks * capacity)
     _require(kernel, rows_MZD.dim() == 3 and rows_MZD.is_contiguous(), "rows must be contiguous")
@@ -185,7 +198,10 @@ def _matrix(kernel: str, codes: Tensor, dimensions: int) -> torch.Size:
 
 
 def _check_result(kernel: str, out: Tensor, shape: tuple[int, ...]) -> None:
-    """Check the result, which TMA stores: csrc/utils/layout.hpp, check_major_type_cd."""
+    """Check the tensor `out` into which TMA stores a result of `shape`.
+
+    Source: csrc/utils/layout.hpp, check_major_type_cd.
+    """
     _require(kernel, tuple(out.shape) == shape, f"the result is {list(out.shape)}, not {list(shape)}")
     _require(kernel, out.dtype == torch.bfloat16, f"the result is {out.dtype}, not BF16")
     _require(kernel, out.is_contiguous(), "the result must be contiguous")

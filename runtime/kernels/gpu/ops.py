@@ -220,7 +220,7 @@ class GpuOps(Ops):
         return super().add_rows(rows_RD, place_TK, weights_TK)
 
     def fp8_experts(self, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
-        """Compute all slots' rows in two grouped matmuls.
+        """Compute all slots' rows in two grouped matmuls if DeepGEMM can run the experts.
 
         If a slot does not fill whole tiles, rows are moved apart first.
         """

@@ -198,7 +198,10 @@ class DiskTier:
             return  # it is found again
 
     def _refusal(self) -> str | None:
-        """Return the reason why no block can be queued now; None if one can."""
+        """Return the reason why no block can be queued now; None if one can.
+
+        While writing rests after a failure, drop the queue.
+        """
         if self._writer.rest():
             self._drop_queue()
             return OFF
