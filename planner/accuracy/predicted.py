@@ -72,7 +72,7 @@ class Predicted:
         """Return the speed model's input for the row, on the row's engine or on `engine` if given."""
         case = self._outlook.case
         assert case is not None
-        case = replace(case, engine=case.engine if engine is None else engine.on(self.gpu))
+        case = replace(case, engine=case.engine if engine is None else engine.restrict_to(self.gpu))
         if not self.row.even_routing:
             return case
         return replace(case, imbalance=Imbalance(), engine=replace(case.engine, imbalance={}))

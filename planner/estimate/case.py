@@ -48,7 +48,7 @@ def build_case(
         model=work,
         unit=unit_shape(spec, layout),
         overlap=layout.overlap,
-        engine=(engine or engine_model(spec.written.engine_name)).on(layout.gpu),
+        engine=(engine or engine_model(spec.written.engine_name)).restrict_to(layout.gpu),
         imbalance=Imbalance(),
         exchange=exchange,
         point=point,

@@ -251,7 +251,7 @@ class LocalDispatcher:
         )
 
     def combine(self, results: Tensor, dispatched: DispatchHandle | DispatchedRows) -> Pending[CombinedResults]:
-        """Return the results, which are here already."""
+        """Return the results, which are on this rank already."""
         row_of_pair_TK, weights_TK = dispatched.return_route
         return _ready_result(ChoiceRows(results, row_of_pair_TK, weights_TK, self.ops))
 

@@ -52,7 +52,7 @@ class Group(Protocol):
     nodes: tuple[int, ...]  # the node of each rank
 
     def join(self, meeting: MeetingPoint) -> None:
-        """Wait until all ranks of the unit are here.
+        """Wait until all ranks of the unit have joined.
 
         Raises PeerLost if a rank does not come in time, RuntimeFailure if rank 0 cannot listen at the meeting point.
         """

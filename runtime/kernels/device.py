@@ -112,7 +112,7 @@ class HostLink:
         """Return a function that tells whether the copies to the device that were begun before this call are done."""
         return lambda: True
 
-    def beside(self) -> AbstractContextManager[None]:
+    def run_beside(self) -> AbstractContextManager[None]:
         """Do the work of the `with` block beside the steps.
 
         After the block the work is done. Call this on a thread of its own.
@@ -182,7 +182,7 @@ class PinnedLink(HostLink):
         return partial(self._queue.has_passed, self._queue.mark())
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def run_beside(self) -> Iterator[None]:
         """Issue the block's work to a stream of its own, behind what the compute stream has now, and wait for it."""
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.default_stream(self._device))

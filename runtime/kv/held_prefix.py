@@ -49,10 +49,13 @@ class PrefixHolder(Protocol):
     """Passes prefixes to the step loop, which owns the pages. No call waits."""
 
     def hold(self, prefix: HeldPrefix, answer: Callable[[int], object]) -> None:
-        """Let the step loop hold the blocks of a prefix that it has, then call `answer` with their number of tokens."""
+        """Have the step loop hold the blocks of a prefix that this rank has.
+
+        `answer` is called with their number of tokens.
+        """
 
     def release(self, prefix: HeldPrefix) -> None:
-        """Let the step loop release a prefix whose request will not arrive."""
+        """Have the step loop release a prefix whose request will not arrive."""
 
 
 class HeldPrefixes:

@@ -170,7 +170,7 @@ class Staging:
         return None
 
     def _collect(self) -> None:
-        """Turn pieces that came back into gaps, once no copy reads them any more."""
+        """Turn the pieces that were given back into gaps, once no copy reads them any more."""
         pieces = []
         while not self._came_back.empty():
             pieces.append(self._came_back.get())

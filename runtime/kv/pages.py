@@ -74,9 +74,9 @@ class Pages:
         return self._index.find(hashes)
 
     def take(self) -> int:
-        """Return a blank page with one holder. If there is none, blank the idle page to give up next.
+        """Return a blank page, and give it one holder.
 
-        At least one page must be blank or idle.
+        If no page is blank, blank the idle page to give up next. At least one page must be blank or idle.
         """
         if not self._blank:
             self.forget_oldest()

@@ -190,9 +190,9 @@ class KvReceiver:
             self._holder.release(prefix)
 
     async def _hold(self, prefix: HeldPrefix) -> int:
-        """Let the step loop hold the blocks of a prefix that it has, between two steps.
+        """Have the step loop hold the blocks of a prefix that this rank has.
 
-        Return their number of tokens.
+        Return their number of tokens. The step loop does so between two steps.
         """
         if prefix.root is None or self._holder is None:
             return 0
@@ -217,9 +217,9 @@ class KvReceiver:
         caller.writer.write(encode_frame(Proceed(offer.request_id, start, agent, address)))
 
     async def _room(self, offer: Offer, start: int) -> Tensor:
-        """Return host memory for an offer's latents from token `start` on. It is counted until nothing refers to it.
+        """Return host memory for an offer's latents from token `start` on.
 
-        Raises _Refusal if there is no room.
+        It counts in the ledger until nothing refers to it. Raises _Refusal if there is no room.
         """
         num_layers, num_tokens, latent_dim = offer.shape
         shape = [num_layers, num_tokens - start, latent_dim]

@@ -108,7 +108,7 @@ class Engine:
 
     @torch.inference_mode()
     def warm_up(self, cache: LatentCache, max_request_tokens: int, max_batch_tokens: int) -> None:
-        """Compute steps of prompts before requests come, if kernels are compiled in steps. A collective of the unit.
+        """Compute prompts before requests come, if kernels are compiled at first use. A collective of the unit.
 
         A rank that compiles delays its peers, and DeepEP's kernels give up after 100 s. So all ranks compile at once,
         for prompts of many sizes, because DeepGEMM uses other tiles for other numbers of rows. A size in between may

@@ -122,7 +122,10 @@ class Fetches:
         return [request for fetch in done for request in fetch.requests]
 
     def abort(self, request_id: str) -> list[Request]:
-        """Drop the prompt of a request that nobody waits for. Return the request in a list; empty if it is not here."""
+        """Drop the prompt of a request that nobody waits for.
+
+        Return the request in a list; the list is empty if its prompt is not among these.
+        """
         aborted = [request for request in self if request.id == request_id]
         for fetch in self._fetches:
             fetch.requests = [request for request in fetch.requests if request not in aborted]

@@ -168,7 +168,10 @@ class Scheduler:
         self.cache.free(request.table)
 
     def abort(self, request_id: str) -> list[Request]:
-        """Drop a request that nobody waits for. Return it in a list; empty if it is not here."""
+        """Drop a request that nobody waits for.
+
+        Return the request in a list; the list is empty if this rank does not have it.
+        """
         aborted = [request for request in (*self.running, *self.waiting) if request.id == request_id]
         if self._fetches is not None:
             aborted += self._fetches.abort(request_id)

@@ -78,7 +78,7 @@ class PhaseRunner(ABC, Generic[Arriving]):
     ) -> None:
         """Begin without requests.
 
-        `block_digest` begins the hashes of the blocks in which they share KV; None: no sharing.
+        The hashes of the blocks in which requests share KV begin with `block_digest`; None: no sharing.
 
         `memory` is the ledger of the rank's host memory.
         """
@@ -123,7 +123,7 @@ class PhaseRunner(ABC, Generic[Arriving]):
         """Take a request."""
 
     def abort(self, request_id: str) -> None:
-        """Drop a request that nobody waits for, if it is here."""
+        """Drop a request that nobody waits for, if this rank has it."""
         for request in self._scheduler.abort(request_id):
             _cancel_transfer(request)
 

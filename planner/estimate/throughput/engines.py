@@ -40,7 +40,7 @@ class EngineModel:
     alone: Mapping[Phase, float] = field(default_factory=dict)  # measured over predicted time of one GPU, no exchanges
     alone_on: str = ""  # the GPU on which `alone` was measured
 
-    def on(self, gpu: str) -> "EngineModel":
+    def restrict_to(self, gpu: str) -> "EngineModel":
         """Return the engine's constants for `gpu`, without those that were measured only on GPUs with other kernels.
 
         Engines have other kernels for attention, experts and exchange where matmuls take FP4.

@@ -222,7 +222,7 @@ class Switch:
         """Run `part` of the switch on the thread beside the steps, and on a queue of its own where there is a GPU."""
 
         def do() -> None:
-            with self._link.beside():
+            with self._link.run_beside():
                 part(*arguments)
 
         return self._thread.submit(do)

@@ -259,7 +259,8 @@ async def _read_call(
 ) -> tuple[Call, IdempotentCall]:
     """Return the call in the request's body, and the record of its idempotency key.
 
-    Raises ApiError if the body is wrong, if its key is over its limit, or if there is no room for it.
+    Raises ApiError if the body is wrong, if the caller's API key is over its limit, or if there is no room for the
+    call.
     """
     gateway: Gateway = request.app.state.gateway
     account: Account = request.state.account

@@ -182,7 +182,7 @@ def _expected_size(request: GenerationRequest, metrics: GatewayMetrics) -> Reque
 
 
 class Choice:
-    """One choice of the answer, as far as it has come."""
+    """One choice of an answer, with the text that has come so far."""
 
     def __init__(self, index: int, request: GenerationRequest, tokenizer: Tokenizer) -> None:
         self._index = index

@@ -214,9 +214,9 @@ class Connections:
 
 
 def raise_connection_limit() -> int:
-    """Raise the limit of open files as far as it goes. Return how many connections clients may have.
+    """Raise the limit of open files to the most that the system allows.
 
-    Half of the free descriptors are reserved for the ranks' connections.
+    Return how many connections clients may have. Half of the free descriptors are reserved for the ranks' connections.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

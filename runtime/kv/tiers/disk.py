@@ -131,7 +131,7 @@ class DiskTier:
             workers.close()
 
     def _load_first(self, loading: Loading, hashes: list[bytes], tenant: bytes) -> None:
-        """Load the first block. If it exists, which is rare, let the other threads help with the rest."""
+        """Load the first block of a loading. If it exists, which is rare, let the other threads help with the rest."""
         if self._load_next(loading, hashes, tenant):
             for _ in range(min(NUM_READERS, len(hashes) - 1)):
                 self._readers.submit(partial(self._load_rest, loading, hashes, tenant))

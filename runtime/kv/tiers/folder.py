@@ -28,7 +28,7 @@ from pathlib import Path
 
 from runtime.kv.tiers.block_file import write_parts
 
-__all__ = ["BlockFolder", "below", "is_hex"]
+__all__ = ["BlockFolder", "is_hex", "open_below"]
 
 ROOT, PARTIAL = "blocks", "partial"
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -56,7 +56,7 @@ class BlockFolder:
             device = os.fstat(path).st_dev
             self._device = self._device or device
             may_create = create and device == self._device  # not in a mount point whose disk is absent
-            with below(path, ROOT, create=may_create) as root:
+            with open_below(path, ROOT, create=may_create) as root:
                 found = os.fstat(root)
                 if found.st_uid != os.geteuid() or found.st_mode & OTHERS:
                     raise PermissionError(errno.EPERM, f"it must be user {os.geteuid()}'s alone (chmod 700)", ROOT)
@@ -66,7 +66,7 @@ class BlockFolder:
         """Return how many of a tenant's blocks exist, up to the first that does not."""
         number = 0
         try:
-            with self.root() as root, below(root, *self._owner(tenant)) as folder:
+            with self.root() as root, open_below(root, *self._owner(tenant)) as folder:
                 for number, block_hash in enumerate(hashes):  # noqa: B007
                     os.stat("/".join(_hex_path(block_hash)), dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class BlockFolder:
         fan, leaf = _hex_path(block_hash)
         with (
             self.root() as root,
-            below(root, *self._owner(tenant), fan) as folder,
+            open_below(root, *self._owner(tenant), fan) as folder,
             _opened(os.open(leaf, BLOCK, dir_fd=folder)) as file,
         ):
             yield file
@@ -96,7 +96,7 @@ class BlockFolder:
         """Remove a block's file. Return its size in bytes; None if there was none."""
         fan, leaf = _hex_path(block_hash)
         try:
-            with self.root() as root, below(root, *self._owner(tenant), fan) as folder:
+            with self.root() as root, open_below(root, *self._owner(tenant), fan) as folder:
                 num_bytes = os.stat(leaf, dir_fd=folder, follow_symlinks=False).st_size
                 os.unlink(leaf, dir_fd=folder)
         except FileNotFoundError:
@@ -109,7 +109,7 @@ class BlockFolder:
 
     def _publish(self, tenant: bytes, block_hash: bytes, parts: Sequence[bytes | memoryview]) -> bool:
         fan, leaf = _hex_path(block_hash)
-        with self.root(create=True) as root, below(root, *self._owner(tenant), fan, create=True) as folder:
+        with self.root(create=True) as root, open_below(root, *self._owner(tenant), fan, create=True) as folder:
             file = _open_nameless(folder)
             if file is None:
                 return _write_and_rename(root, folder, leaf, parts)
@@ -123,7 +123,7 @@ class BlockFolder:
 
 
 @contextmanager
-def below(folder: int, *names: str, create: bool = False) -> Iterator[int]:
+def open_below(folder: int, *names: str, create: bool = False) -> Iterator[int]:
     """Open a folder below an open one, step by step and never through a link. With `create`, create missing ones."""
     at = os.dup(folder)
     try:
@@ -182,7 +182,7 @@ def _open_nameless(folder: int) -> int | None:
 def _write_and_rename(root: int, folder: int, leaf: str, parts: Sequence[bytes | memoryview]) -> bool:
     """Write a file in `partial/` and rename it to `leaf`, replacing a file of that name. Return True."""
     partial = secrets.token_hex(16)
-    with below(root, PARTIAL, create=True) as partials:
+    with open_below(root, PARTIAL, create=True) as partials:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with _opened(os.open(partial, flags, 0o600, dir_fd=partials)) as file:
             try:

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.kv.tiers.folder import PARTIAL, BlockFolder, below, is_hex
+from runtime.kv.tiers.folder import PARTIAL, BlockFolder, is_hex, open_below
 
 __all__ = ["Bound", "Janitor", "Usage"]
 
@@ -272,7 +272,7 @@ def _walk_folders(folder: int) -> Iterator[tuple[str, int]]:
     with suppress(OSError), os.scandir(folder) as entries:
         names = [entry.name for entry in entries if is_hex(entry.name) and entry.is_dir(follow_symlinks=False)]
     for name in names:
-        with suppress(OSError), below(folder, name) as deeper:
+        with suppress(OSError), open_below(folder, name) as deeper:
             yield name, deeper
         with suppress(OSError):
             os.rmdir(name, dir_fd=folder)
@@ -280,7 +280,7 @@ def _walk_folders(folder: int) -> Iterator[tuple[str, int]]:
 
 def _remove_partial(root: int) -> None:
     """Remove the partial files of dead writers; a live writer holds a lock. Skip files that cannot be removed."""
-    with suppress(OSError), below(root, PARTIAL) as folder:
+    with suppress(OSError), open_below(root, PARTIAL) as folder:
         for name in os.listdir(folder):
             with suppress(OSError), _opened_to_write(folder, name) as file:
                 if _lock(file):

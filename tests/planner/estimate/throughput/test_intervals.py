@@ -57,7 +57,7 @@ def test_an_unexplained_factor_widens_the_range():
 @pytest.mark.parametrize(("gpu", "factor"), [("h200", 0.603), ("mi300x", 0.603), ("gb200", None), ("b300", None)])
 def test_an_unexplained_factor_stays_where_kernels_are_alike(gpu, factor):
     """vLLM's was measured where no matmul takes FP4; on Blackwell it has other kernels."""
-    assert engine_model("vllm").on(gpu).factor.get("decode") == (factor and pytest.approx(factor, abs=0.001))
+    assert engine_model("vllm").restrict_to(gpu).factor.get("decode") == (factor and pytest.approx(factor, abs=0.001))
 
 
 def test_a_range_without_evidence_holds_what_was_published():
