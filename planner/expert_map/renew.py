@@ -167,7 +167,7 @@ def _groups_are_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> Flags:
 def remove_repeats(loads_LE: Floats, slots_LGS: Ints, num_nodes: int = 1) -> Ints:
     """Return the map with no expert twice on a GPU: the second slot goes to the hottest expert that the GPU lacks.
 
-    Experts that the GPU's node already holds come first.
+    Experts that the GPU's node already holds are preferred.
     """
     parted, gpus_per_node = slots_LGS.copy(), slots_LGS.shape[1] // num_nodes
     for index, gpu in np.argwhere((np.diff(np.sort(parted, axis=2), axis=2) == 0).any(axis=2)):

@@ -233,7 +233,7 @@ def _normal_bytes(hidden_size: int, ep_size: int) -> int:
 def low_latency_bytes(hidden_size: int, num_experts: int, max_tokens: int) -> int:
     """Return the buffer bytes of DeepEP's low-latency kernels (`get_low_latency_rdma_size_hint`).
 
-    That is 2.15 GB for 288 physical experts, 7,168 channels and 128 tokens of a rank.
+    The buffer takes 2.15 GB for 288 physical experts, 7,168 channels and 128 tokens of a rank.
     """
     scales = hidden_size // SCALE_CHANNELS
     dispatch_message = INT4_BYTES + max(2 * hidden_size, hidden_size + 4 * scales)

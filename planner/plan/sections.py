@@ -286,7 +286,10 @@ class Map(Slots):
 
 
 def _unit_count_field(phase: Phase) -> Any:
-    """Return the field for the number of `phase` units in a state. It is None if the spec lacks the phase."""
+    """Return the field for the number of `phase` units that are on in a step.
+
+    The number is None if the spec lacks the phase.
+    """
     return Field(default=None, validation_alias=AliasPath("num_units", phase))
 
 
