@@ -85,7 +85,10 @@ class NodeDispatcher(AllToAllDispatcher):
         return total
 
     def _source_order(self, received_W: Tensor, num_rows: int) -> Tensor:
-        """Return the order that sorts rows by source. They arrive by relay, and by source within each relay."""
+        """Return the order that sorts rows by source.
+
+        Rows arrive in the order of relays, and from each relay in the order of sources.
+        """
         sources = self._arrival_W.repeat_interleave(received_W[self._arrival_W], output_size=num_rows)
         return sources.argsort(stable=True)
 

@@ -76,7 +76,7 @@ class LatentCache:
     def can_allocate(self, table: PageTable, num_tokens: int, shared: PageTable | None = None) -> bool:
         """Return whether there are pages for `table` to grow to `num_tokens`.
 
-        Its new pages begin with the pages `shared`.
+        The first of the new pages are `shared`.
         """
         shared = shared or []
         num_new = num_pages(num_tokens) - len(table) - len(shared)
@@ -195,7 +195,10 @@ class LatentCache:
         return latents
 
     def _rows(self, table: PageTable, start: int, end: int) -> Tensor:
-        """Return the row numbers of a request's positions `start` to `end` - 1. They are the same in every layer."""
+        """Return the row numbers of a request's positions `start` to `end` - 1.
+
+        The numbers are the same in every layer.
+        """
         return torch.tensor(slot_mapping(table, start, end), dtype=torch.long, device=self._pages.device)
 
 

@@ -49,7 +49,10 @@ ALIGNMENT = 64  # bytes, of a piece's beginning: a line of a CPU's cache, and wh
 
 
 def staged_bytes(launch: UnitLaunch) -> int:
-    """Return the size of the pinned buffer that receives KV. It is a power of two, since torch pins only such sizes."""
+    """Return the size of the pinned buffer that receives KV.
+
+    The size is a power of two, since torch pins only such sizes.
+    """
     limits = launch.limits
     num_tokens = max(limits.kv_tokens // STAGED_SHARE, limits.max_request_tokens)
     return 1 << (num_tokens * launch.kv_cache.bytes_per_token - 1).bit_length()
@@ -84,7 +87,10 @@ class HostMemory:
         self._give_way: Callable[[int], None] = lambda num_bytes: None
 
     def let_blocks_give_way(self, give_way: Callable[[int], None]) -> None:
-        """Set the function that frees blocks. It is called with the bytes that requests lack, and frees what it can."""
+        """Set the function that frees blocks of the host tier.
+
+        It is called with the number of bytes that requests lack, and frees as many as it can.
+        """
         self._give_way = give_way
 
     def take(self, holder: Holder, num_bytes: int, max_pieces: int = sys.maxsize) -> bool:

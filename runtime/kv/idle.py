@@ -134,8 +134,8 @@ class IdlePages:
     def oldest(self) -> int | None:
         """Return the page to give up next; None if none is idle.
 
-        It is the page that has been idle longest, if that is for FRESH_S or more. Otherwise it is the oldest page of
-        the tenant that has most.
+        The page idle for longest goes first, if it has been idle for FRESH_S. Otherwise the oldest page of the tenant
+        with most pages goes first.
         """
         page = self._idle.first()
         if page is None or self._clock() - self._since[page] >= FRESH_S:

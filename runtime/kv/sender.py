@@ -367,7 +367,7 @@ _Answer = asyncio.Future[tuple[FromDecode, bytearray] | None]
 
 
 def _listen(replies: FrameReader[FromDecode], outgoing: Outgoing) -> _Answer:
-    """Return the task that reads the decode rank's next answer. It wakes `outgoing` when the answer has come."""
+    """Return the task that reads the decode rank's next answer. The task wakes `outgoing` when the answer has come."""
     answer = asyncio.ensure_future(replies.read())
     answer.add_done_callback(lambda _: outgoing.wake())
     return answer

@@ -97,7 +97,7 @@ class ReplicaTable:
         self.update(physical_to_logical)
 
     def update(self, physical_to_logical: list[int]) -> None:
-        """Let tokens follow another map over as many slots. It must hold every expert, too."""
+        """Let tokens follow another map over as many slots. The new map must hold every expert, too."""
         slots: list[list[int]] = [[] for _ in self._first_E]
         for slot, expert in enumerate(physical_to_logical):
             slots[expert].append(slot)

@@ -94,7 +94,7 @@ class RotaryTable:
 def read_rope(document: dict[str, Any], path: Path) -> tuple[float, Yarn | None]:
     """Return theta and YaRN (None without it) from a config.
 
-    They are published as `rope_theta` and `rope_scaling`, and by newer tools as `rope_parameters`. Raises
+    Both are published as `rope_theta` and `rope_scaling`, and by newer tools as `rope_parameters`. Raises
     CheckpointError for any other kind of positions.
     """
     names = [name for name in ("rope_scaling", "rope_parameters") if document.get(name) is not None]

@@ -90,7 +90,7 @@ class FrameReader(Generic[Message]):
         return None if head is None else head[0]
 
     async def read_first(self, name: str, timeout_s: float) -> Message:
-        """Return the message that begins a connection. It is short and has no payload.
+        """Return the message that begins a connection. This message is short and has no payload.
 
         Raises WireError if it does not come in time; the error calls it `name`.
         """

@@ -51,7 +51,10 @@ def explain_unread_schema(schema: str) -> str | None:
 
 
 def explain_schema_refusal(schema: str) -> str | None:
-    """Return the reason why answers cannot be constrained to this schema; None if they can. It may take seconds."""
+    """Return the reason why answers cannot be constrained to this schema; None if they can.
+
+    The check may take seconds.
+    """
     reason = explain_unread_schema(schema) or _explain_over_limits(schema)
     if reason is not None:
         return reason
@@ -88,7 +91,7 @@ def _grammar(schema: str) -> str:
 
 
 def _explain_over_limits(schema: str) -> str | None:
-    """Return the reason why no grammar may be made of this schema; None if one may. It may take 0.1 s."""
+    """Return the reason why no grammar may be made of this schema; None if one may. The check may take 0.1 s."""
     try:
         num_remainders = _num_remainders(msgspec.json.decode(schema))
     except (msgspec.DecodeError, RecursionError) as error:

@@ -96,7 +96,7 @@ def draw(logits_BV: Tensor, draws: Mapping[int, PendingDraw], link: HostLink) ->
 def noise(key_R1: Tensor, ids: Tensor) -> Tensor:
     """Return -ln(u) for uniform random numbers u, [R, K], which depend on each row's key and on `ids`, [K] or [R, K].
 
-    These are draws of the exponential distribution.
+    The values are draws of the exponential distribution.
     """
     mixed = key_R1 + (ids + 1) * GAMMA
     mixed = (mixed ^ _shift_right(mixed, 30)) * MIX_1

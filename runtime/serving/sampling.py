@@ -119,7 +119,7 @@ def _penalise_repetition(
 ) -> Tensor:
     """Return the logits, in which repetition_penalty divides positive ones and multiplies negative ones.
 
-    This holds for the tokens that the request's prompt or answer already has.
+    Only the logits of tokens that the request's prompt or answer already has are changed.
     """
     if sampling.repetition_penalty == 1:  # otherwise each token would cost a pass over the prompt
         return logits_V

@@ -207,9 +207,8 @@ class PhaseRunner(ABC, Generic[Arriving]):
     def _compute(self, batch: Batch) -> tuple[Sequence[Tensor | DrawnToken | None], Sequence[Tensor | None]]:
         """Run the model.
 
-        Return a result and a hidden state for each chunk; the states are None unless a request embeds.
-
-        A result is logits on the host, or the token drawn on a device. It is None if nothing is to be drawn.
+        Return a result and a hidden state for each chunk. A result is logits on the host, or the token drawn on a
+        device; it is None if no token is to be drawn. The states are None unless a request embeds.
         """
         cache = self._scheduler.cache
         if not any(request.embeds for request in batch.requests):

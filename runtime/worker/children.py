@@ -100,7 +100,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def _find_cause(children: Sequence[Child], dead: list[Child]) -> Child:
-    """Return the child whose death made the other children end. It may be seen last, so wait briefly for it."""
+    """Return the child whose death made the other children end. Its death may be seen last, so wait briefly for it."""
     deadline = time.monotonic() + CAUSE_GRACE_S
     while all(child.process.returncode == PEER_LOST for child in dead) and time.monotonic() < deadline:
         time.sleep(POLL_S)

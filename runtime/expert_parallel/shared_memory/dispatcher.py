@@ -124,7 +124,7 @@ class SharedDispatcher:
     def _gather(self, buffer: ExchangeBuffer, row_of_pair_TK: Tensor, weights_TK: Tensor) -> DispatchedRows:
         """Return this rank's rows, and the places of its pairs' results.
 
-        This reads the sizes of all ranks.
+        Both follow from the sizes that all ranks have written.
         """
         own = self._group.rank
         sizes_WWM = buffer.sizes.copy()

@@ -78,7 +78,7 @@ AnswerPart = Thought | Words | CallPart
 def read_opening(prompt: str) -> Opening:
     """Return how the answer begins, judged by the end of the prompt: thinking, content or undecided.
 
-    It is undecided if the prompt ends with neither mark: some models write <think> themselves.
+    The opening is undecided if the prompt ends with neither mark: some models write <think> themselves.
     """
     prompt_end = prompt.rstrip()
     if prompt_end.endswith(THINK_BEGIN):

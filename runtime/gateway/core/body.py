@@ -268,7 +268,10 @@ class ChatBody(GenerationBody, kw_only=True):
     verbosity: str | None = None
 
     def json_schema(self) -> str | None:
-        """Return the JSON schema, as text, that the answer must follow, or None. It may be as long as the body."""
+        """Return the JSON schema, as text, that the answer must follow, or None.
+
+        A schema may be as long as the body.
+        """
         if isinstance(self.response_format, SchemaFormat):
             return msgspec.json.encode(self.response_format.json_schema.schema or {}).decode()
         return ANY_OBJECT if isinstance(self.response_format, ObjectFormat) else None
@@ -358,7 +361,7 @@ def convert_body(document: dict[str, Any], kind: type[BodyKind]) -> BodyKind:
 
 
 def _count_characters(raw: bytes, *characters: bytes) -> int:
-    """Return how often `characters` occur in all.
+    """Return how many of the given `characters` are in `raw`, all together.
 
     They are counted slice by slice, so that other threads run in between: 8 MB at once would take 4 ms.
     """

@@ -97,8 +97,8 @@ def _find_fault(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
 def _draw_token(mask: bytes, draws: random.Random) -> int:
     """Return the id of a random token that `mask`, one bit for each token, allows.
 
-    The search begins at a random byte of the mask and goes on at the mask's start. It takes a random bit of the first
-    byte that has any.
+    The search begins at a random byte of the mask and goes on at the mask's start. The first byte with an allowed token
+    decides, by a random bit of it.
     """
     place = draws.randrange(len(mask))
     tail = mask[place:].lstrip(b"\0") or mask.lstrip(b"\0")

@@ -40,10 +40,10 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Read a request's whole body and yield it. It counts towards the bound until the end of the context.
+        """Read a request's whole body and yield it.
 
-        Raises ApiError if it is compressed, too large or too slow, or if memory is short, and ClientDisconnect if the
-        client leaves.
+        The body counts towards the bound until the end of the context. Raises ApiError if the body is compressed, too
+        large or too slow, or if memory is short, and ClientDisconnect if the client leaves.
         """
         _check_encoding(request)
         body = bytearray()
@@ -75,7 +75,7 @@ def _check_encoding(request: Request) -> None:
 
 
 async def run_while_connected(request: Request, work: Coroutine[None, None, T]) -> T:
-    """Return the result of `work`. It is cancelled if the client leaves first. The body must have been read."""
+    """Return the result of `work`. The work is cancelled if the client leaves first. The body must have been read."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -149,7 +149,10 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._refuse(head_too_large(MAX_HEAD_BYTES) if is_too_large else invalid(str(reason), code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Send an error unless an answer has begun, and `_linger`. If a route is still answering, cut it off."""
+        """Answer with an error, unless an answer has begun, and then `_linger`.
+
+        A route that is still answering is cut off.
+        """
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(encode_refusal(error))
         if self.cycle is not None:

@@ -100,7 +100,7 @@ def unsupported(message: str, param: str) -> ApiError:
 
 
 def ambiguous_length() -> ApiError:
-    """Return the error for a head with Content-Length and Transfer-Encoding. It ends the connection."""
+    """Return the error for a head with Content-Length and Transfer-Encoding. The error ends the connection."""
     message = "the request has Content-Length and Transfer-Encoding; send one of them"
     return ApiError(400, message, code="invalid_http", ends_connection=True)
 

@@ -52,7 +52,7 @@ class Ledger:
     def load(self) -> RankLoad:
         """The rank's present load.
 
-        It is cached: each request reads the load of all ranks, of which few have changed.
+        The sum is cached: each request reads the load of all ranks, of which few have changed.
         """
         if self._load is None:
             self._load = self._sum()

@@ -394,7 +394,7 @@ def _describe_node(rank: Rank) -> str:
 def _report_unit(unit: Unit) -> dict[str, Any]:
     """Return one unit's part of the body of /readyz.
 
-    It has `straggler` if one of its ranks slows the others down, and `refused` if it gets no requests.
+    The part has `straggler` if a rank of the unit slows the others down, and `refused` if the unit gets no requests.
     """
     ranks = [_report_rank(rank) for rank in unit.ranks]
     found = unit.straggler

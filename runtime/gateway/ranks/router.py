@@ -241,7 +241,7 @@ def _rank_room(load: RankLoad, work: Work) -> int:
 
 
 def _costs(policy: Policy, ranks: Sequence[RankLoad], size: RequestSize, find_held: FindHeld) -> list[float]:
-    """Return each rank's cost. The policy chooses the rank with the lowest."""
+    """Return the cost of each rank under the policy, which chooses the rank with the lowest cost."""
     match policy:
         case Policy.BALANCED if _common_phase(ranks) == "decode":
             growth = _spread_growth(sum_works(load.work for load in ranks), size.work_at("decode"))
@@ -271,8 +271,8 @@ def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
 def _spread_growth(total: Work, work: Work) -> Callable[[Work, int], float]:
     """Return a function that computes by how much `work` would increase the spread if a decode rank got it.
 
-    It takes the rank's load and the number of tokens to send there. Its values are in proportion to the spread. A token
-    to be sent counts like SENT_TOKEN tokens of KV.
+    The function takes the rank's load and the number of tokens to send there. Its values are in proportion to the
+    spread. A token to be sent counts like SENT_TOKEN tokens of KV.
     """
     after = total + work
     requests, kv = work.num_requests / after.num_requests**2, work.kv_tokens / after.kv_tokens**2

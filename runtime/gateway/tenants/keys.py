@@ -89,9 +89,9 @@ class Account:
             raise key_limit_reached(f"{limit:,} tokens a minute", math.floor(excess * 60 / limit) + 1)
 
     def begin(self, num_requests: int, num_tokens: int, *, is_stream: bool) -> "Spending":
-        """Reserve a call's requests and `num_tokens`, the most that it may need, with prompts. Return the reservation.
+        """Reserve a call's requests, and `num_tokens`, the most tokens of prompts and answers that it may use.
 
-        Raises ApiError if that exceeds a limit.
+        Return the reservation. Raises ApiError if it exceeds a limit.
         """
         self.check_tokens()
         if self.limits is not None:

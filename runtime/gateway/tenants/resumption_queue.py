@@ -32,7 +32,7 @@ class _Waiting:
 
 
 class ResumptionQueue:
-    """The gateway's queue of requests that lost a rank. They resume in the order in which they came."""
+    """The gateway's queue of requests that lost a rank. The requests resume in the order in which they joined."""
 
     def __init__(self, registry: Registry, metrics: GatewayMetrics, wait_s: float) -> None:
         self.registry = registry

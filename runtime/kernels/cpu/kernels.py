@@ -158,7 +158,8 @@ def up_project_values(context_BHL: Tensor, up_XL: Tensor, value: int) -> Tensor:
 def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group: int, top_k: int) -> Tensor:
     """Return the `top_k` best experts of each token, best first: [T, K].
 
-    Only the `topk_group` groups take part whose `num_best` best scores have the largest sums.
+    The experts are chosen from the token's `topk_group` best groups. A group is judged by the sum of its `num_best`
+    best scores.
     """
     scores_TE, experts_TK = scores_TE.contiguous(), torch.empty(scores_TE.shape[0], top_k, dtype=torch.long)
     _loops().choose_experts(
@@ -209,7 +210,7 @@ def prepare() -> None:
 
 @cache
 def _loops() -> Any:
-    """Return all loops. They are imported only here, because not every process needs numba."""
+    """Return an object with all loops. They are imported only here, because not every process needs numba."""
     from runtime.kernels.cpu import attention_loops as cpu_attention_loops
     from runtime.kernels.cpu import choice_loops as cpu_choice_loops
     from runtime.kernels.cpu import loops as cpu_loops

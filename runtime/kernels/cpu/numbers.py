@@ -68,7 +68,7 @@ def bf16_to_fp32(typing: Any, bits: Any) -> Any:
 def fp32_to_bf16(typing: Any, value: Any) -> Any:
     """Return the bits of the BF16 nearest to an FP32.
 
-    It adds half of the last place, less one bit if a tie must go to the even number below.
+    Rounding adds half of the last place, less one bit if a tie must go to the even number below.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -108,8 +108,8 @@ def larger(typing: Any, x: Any, y: Any) -> Any:
 def key(typing: Any, value: Any, index: Any) -> Any:
     """Return an integer that is larger for a larger FP32 and, among equals, for a smaller index.
 
-    It is the FP32's bits, then LAST_INDEX - index. Vector instructions find the largest integer. For negative FP32, the
-    bits count the other way round.
+    The integer is the FP32's bits, then LAST_INDEX - index. Vector instructions find the largest integer. For negative
+    FP32, the bits count the other way round.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

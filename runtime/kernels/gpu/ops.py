@@ -345,7 +345,7 @@ class GpuOps(Ops):
     def _step_metadata(self, tables_BJ: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor, object]:
         """Return tables, lengths and FlashMLA's schedule.
 
-        They are made in a step's first layer, and reused in the others.
+        All three are made in a step's first layer, and reused in the other layers.
         """
         if lengths_B not in self._steps:
             schedule, _ = self.packages.flash_mla.get_mla_metadata()

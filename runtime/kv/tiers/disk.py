@@ -66,8 +66,8 @@ class DiskTier:
     ) -> None:
         """Start the tier's threads; nothing is read yet.
 
-        `allocate` returns host memory for one block, contiguous, or None if there is no room. It is called on the
-        tier's threads. The memory is free again when nothing refers to it, as in `runtime/kv/host_memory.py`.
+        `allocate` returns host memory for one block, contiguous, or None if there is no room. `allocate` is called on
+        the tier's threads. The memory is free again when nothing refers to it, as in `runtime/kv/host_memory.py`.
         """
         self.counters = TierCounters()
         self._settings, self._form = settings, form

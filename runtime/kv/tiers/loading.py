@@ -97,7 +97,7 @@ class Loading:
         return [block for block in self._blocks if block is not None]
 
     def cancel(self) -> None:
-        """Give up the loading because nobody needs its blocks. It is not counted."""
+        """Give up the loading because nobody needs its blocks. A cancelled loading is not counted."""
         with self._changed:
             if not self._is_over:
                 self._blocks, self._is_over = [], True
