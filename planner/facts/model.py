@@ -28,7 +28,7 @@ class Dense:
     intermediate_size: int
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
-        """Yield the matrices gate, up and down."""
+        """Yield the matrices of the FFN: gate, up and down."""
         yield from _ffn("dense", hidden_size * self.intermediate_size, "ffn", "mlp")
 
 

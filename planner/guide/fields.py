@@ -49,7 +49,7 @@ class SectionText:
 
 @cache
 def sections() -> Sequence[SectionText]:
-    """Return every section, outermost first."""
+    """Return every section of the spec in words, outermost first."""
     schema = Spec.model_json_schema()
     paths: dict[str, list[str]] = {}
     _collect_paths("", schema, schema["$defs"], paths)

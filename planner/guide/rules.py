@@ -71,7 +71,7 @@ class RuleText:
 
 @cache
 def rules() -> Mapping[str, RuleText]:
-    """Return id -> rule, group by group."""
+    """Return rule id -> rule in words, group by group."""
     examples = json.loads(EXAMPLES.read_text(encoding="utf-8"))
     ids = (each for group in GROUPS for each in examples if each.startswith(group))
     return {each: _describe(each, **examples[each]) for each in ids}

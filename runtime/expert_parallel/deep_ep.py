@@ -310,11 +310,11 @@ class _Handles:
         self._group = group
 
     def Get_rank(self) -> int:  # noqa: N802 - named by DeepEP
-        """Return this rank."""
+        """Return this rank's number. DeepEP calls the method by this name of MPI's."""
         return self._group.rank
 
     def Get_size(self) -> int:  # noqa: N802
-        """Return the number of ranks."""
+        """Return the number of ranks. DeepEP calls the method by this name of MPI's."""
         return self._group.size
 
     def allgather(self, handle: int | bytes | None) -> list[int | bytearray | None]:

@@ -46,14 +46,14 @@ class Yarn:
 
     @property
     def amplitude(self) -> float:
-        """The factor on cos and sin."""
+        """The factor by which YaRN multiplies cos and sin."""
         if self.mscale is None or self.mscale_all_dim is None:
             return self._mscale(1.0)
         return self._mscale(self.mscale) / self._mscale(self.mscale_all_dim)
 
     @property
     def softmax_factor(self) -> float:
-        """The factor on the softmax's scale."""
+        """The factor by which YaRN multiplies the softmax's scale."""
         return 1.0 if self.mscale_all_dim is None else self._mscale(self.mscale_all_dim) ** 2
 
     def stretch(self, frequencies: Tensor, theta: float) -> Tensor:

@@ -45,7 +45,7 @@ class Loading(Protocol):
         """Return the loaded blocks, from the first on."""
 
     def cancel(self) -> None:
-        """Stop loading."""
+        """Stop loading the blocks, because nobody needs them."""
 
 
 class SlowTier(Protocol):

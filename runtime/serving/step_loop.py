@@ -120,7 +120,7 @@ class PhaseRunner(ABC, Generic[Arriving]):
 
     @abstractmethod
     def arrive(self, message: Arriving) -> None:
-        """Take a request."""
+        """Take a message that brings a request or, in decode, that holds or releases a prefix."""
 
     def abort(self, request_id: str) -> None:
         """Drop a request that nobody waits for, if this rank has it."""

@@ -93,11 +93,11 @@ class Transfers:
         self._soon(self._sender.put, transfer.outgoing, layer, start, host_TC, arrived)
 
     def finish(self, transfer: RankTransfer, handover: Handover) -> None:
-        """Send the request after its latents."""
+        """Send the request itself, after all of its latents."""
         self._soon(transfer.outgoing.finish, handover)
 
     def cancel(self, transfer: RankTransfer) -> None:
-        """End a transfer, begun or not."""
+        """End a transfer, whether it has begun or not."""
         self._soon(self.abort, transfer.request_id)
 
     def abort(self, request_id: str) -> None:

@@ -129,7 +129,7 @@ class Authentication:
         self._keys = gateway.keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request, or refuse it."""
+        """Pass the request on if it needs no key or has a known one; otherwise answer with an error."""
         request = Request(scope)
         try:
             request.state.account = self._find_account(request)

@@ -44,7 +44,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def write_end(self, usage: Json) -> bytes:
-        """Return the end of a complete stream."""
+        """Return the events that end a complete stream."""
 
     @abstractmethod
     def write_failure(self, error: ApiError) -> bytes:
@@ -95,7 +95,7 @@ class ChunkDialect(Dialect):
         return last + b"data: [DONE]\n\n"
 
     def write_failure(self, error: ApiError) -> bytes:
-        """Return the error, without [DONE]."""
+        """Return the error as the last event of the stream, without [DONE]."""
         return _encode_event(error.body())
 
     def _document(self, name: str, choices: list[Json]) -> Json:

@@ -135,7 +135,7 @@ class _Prompt:
         return True
 
     def give_up(self, reason: str) -> None:
-        """Fail the prompt."""
+        """Fail the prompt, for this reason."""
         if not self.answer.done():
             self._metrics.failed.inc()
             self.answer.set_exception(rank_failed(reason))

@@ -50,7 +50,7 @@ class ResponsesDialect(Dialect):
         return self._response_json(self._status, usage)
 
     def write_event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
-        """Return the events of this delta."""
+        """Return the server-sent events for this delta."""
         events = list(self._grow(delta))
         if self._num_events == 0:
             response = self._response_json("in_progress") | {"output": []}
@@ -179,12 +179,12 @@ class TextItem(Item):
         return isinstance(part, self._kind)
 
     def read_text(self, part: AnswerPart) -> str:
-        """Return the words or thoughts."""
+        """Return the part's text, words or thoughts."""
         assert not isinstance(part, CallPart)
         return part.text
 
     def begin_text(self) -> Iterator[Json]:
-        """Yield the event that adds the part."""
+        """Yield the event that adds the item's only part."""
         yield self._place | {"type": "response.content_part.added", "part": self._part | {"text": ""}}
 
     def grow_text(self, text: str) -> Json:
@@ -212,7 +212,7 @@ class CallItem(Item):
         return isinstance(part, CallPart) and part.index == self._call
 
     def read_text(self, part: AnswerPart) -> str:
-        """Return the arguments."""
+        """Return the piece of the call's arguments that the part brings."""
         assert isinstance(part, CallPart)
         return part.arguments
 

@@ -91,7 +91,7 @@ class ResumableRequest:
         return True
 
     def give_up(self, reason: str) -> None:
-        """Fail the request."""
+        """Fail the request, for this reason."""
         self._clock.fail()
         self.end()
         self._deliver(Failed("", reason))

@@ -131,7 +131,7 @@ class _Trials:
             raise
 
     def close(self) -> None:
-        """End the process, from any thread."""
+        """End the process that tries schemas. Any thread may call this."""
         self._is_closed = True
         process = self._process
         if process is not None:

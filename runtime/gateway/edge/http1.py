@@ -200,7 +200,7 @@ class _Flow(FlowControl):
         self._conn = conn
 
     def resume_reading(self) -> None:
-        """Resume reading if there is room."""
+        """Resume reading from the client if there is room for more input."""
         if len(self._conn.trailing_data[0]) <= PIECE_BYTES:
             super().resume_reading()
 

@@ -145,7 +145,7 @@ class Registry:
             self.strangers.forget(writer)
 
     async def watch(self) -> None:
-        """Give up silent ranks, until cancelled."""
+        """Give up ranks that have fallen silent, until cancelled."""
         await watch_ranks(lambda: self._roster, self._stall_timeout_s, log.warning)
 
     def units(self) -> list[Unit]:
@@ -386,7 +386,7 @@ def _launch_identity(hello: Hello) -> str:
 
 
 def _describe_node(rank: Rank) -> str:
-    """Return `node-7`, or `spare node-7 for node-2`."""
+    """Return the rank's node as text: `node-7`, or `spare node-7 for node-2`."""
     hello = rank.hello
     return f"spare {hello.node} for {hello.for_node}" if hello.for_node else hello.node
 

@@ -54,7 +54,7 @@ class PhaseLoads(Collector):
         self._refused = {unit.name: 1.0 for unit in units if unit.refusal is not None}
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics."""
+        """Yield the metrics of the loads as last sampled."""
         phases, stragglers, refused = self._phases, self._stragglers, self._refused
         for index, (name, meaning) in enumerate(PHASE_METRICS.items()):
             yield self._family(name, meaning, "phase", {phase: values[index] for phase, values in phases.items()})

@@ -28,7 +28,7 @@ class JsonLines(logging.Formatter):
     """Formats a record as one JSON object, with its traceback if it has one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record's line."""
+        """Return the log record as one line of JSON."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

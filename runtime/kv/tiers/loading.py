@@ -44,7 +44,7 @@ class TierCounters:
                 self.misses[miss] += 1
 
     def wrote(self, num_bytes: int) -> None:
-        """Count a block that was written."""
+        """Count a block that was written, and its bytes."""
         with self._lock:
             self.written += 1
             self.written_bytes += num_bytes
