@@ -51,9 +51,10 @@ ALIKE: Mapping[str, str] = {each["name"]: each["is"] for each in json.loads((FOL
 
 
 def find_spelling(name: str) -> str | None:
-    """Return the catalog's model for a `name` that is misspelt or has an owner (`deepseek-ai/DeepSeek-R1`); else None.
+    """Return the name of the catalog's model that a `name` means; None if it means none.
 
-    Another size, version or format of weights is another model.
+    The name may be misspelt, or have an owner (`deepseek-ai/DeepSeek-R1`). Another size, version or format of weights
+    is another model.
     """
     last = name.rpartition("/")[2]
     return next((ALIKE.get(each, each) for each in (*MODELS, *ALIKE) if is_misspelling(last, each)), None)

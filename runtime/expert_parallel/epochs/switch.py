@@ -145,7 +145,7 @@ class Switch:
         return False, error is not None
 
     def turn(self, lags: bool, fails: bool) -> None:
-        """Begin a switch or go on with it, as the unit has voted: whether a rank lags, and whether a rank fails."""
+        """Begin a switch, or go on with the present one, by the unit's votes (whether any rank lags, or fails)."""
         if self._walk is None:
             if lags:
                 self._begin()

@@ -226,7 +226,7 @@ def _group_calls(parts: Sequence[AnswerPart]) -> list[list[CallPart]]:
 
 
 def _join_call(pieces: list[CallPart]) -> Json:
-    """Return one tool call, joined from its pieces. The id and name are in the very first piece."""
+    """Return the JSON of one tool call, joined from its pieces. Only a call's very first piece has its id and name."""
     first = pieces[0]
     arguments = "".join(piece.arguments for piece in pieces)
     if first.id is None:

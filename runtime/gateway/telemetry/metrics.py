@@ -88,7 +88,7 @@ class RequestClock:
         self._metrics.found.inc(num_found_tokens)
 
     def note_token(self) -> None:
-        """Record that a token has arrived."""
+        """Record that a token has arrived. A request runs, instead of waiting, from its first token on."""
         now = time.monotonic()
         if self.last_token is None:
             self._metrics.waiting.dec()

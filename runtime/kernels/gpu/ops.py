@@ -142,7 +142,7 @@ class GpuOps(Ops):
         return context_BSHL[:, 0]
 
     def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
-        """Absorb queries.
+        """Map queries into the latents' space, as the base class does.
 
         The products are written into rows that end with the rotary part: cuBLAS can leave gaps between rows.
         """

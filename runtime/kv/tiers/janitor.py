@@ -183,11 +183,10 @@ class Janitor:
 
 
 def choose(ages: dict[Owner, Ages], keep: int, unused_since_ns: int) -> dict[Owner, int]:
-    """Return owner -> time in ns.
+    """Return owner -> time in ns up to which the owner's blocks go, so that charges of at most `keep` stay in all.
 
-    Without the owner's blocks last used by then, charges of at most `keep` stay in all. Blocks that nobody has used
-    since `unused_since_ns` go first, whoever owns them. Then the owners that have most give up blocks. Owners that give
-    up nothing are left out.
+    A block's time is that of its last use. Blocks that nobody has used since `unused_since_ns` go first, whoever owns
+    them. Then the owners that have most give up blocks. Owners that give up nothing are left out.
     """
     excess = int(sum(charges.sum() for _, charges in ages.values())) - keep
     oldest_ns = _unused_until(ages, excess, unused_since_ns)
