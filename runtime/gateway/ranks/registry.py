@@ -161,10 +161,10 @@ class Registry:
         ]
 
     def choose_ranks(self, size: RequestSize, hashes: BlockHashes = NO_HASHES) -> tuple[Rank, Rank] | None:
-        """Return the ranks for the next request's first token and for the rest.
+        """Return the ranks for the next request's first token and for its later tokens.
 
-        In a mixed unit both are the same rank. `hashes` are the hashes of the prompt's blocks. The result is None
-        while a phase has no ready unit or no rank has room for this size.
+        In a mixed unit both are the same rank. `hashes` are the hashes of the prompt's blocks. The result is None while
+        a phase has no ready unit or no rank has room for this size.
         """
 
         def find(loads: Sequence[RankLoad]) -> Sequence[HeldPrefix]:

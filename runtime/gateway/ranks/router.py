@@ -126,7 +126,7 @@ def choose_ranks(
     policy: Policy = Policy.BALANCED,
     find_held: FindHeld = find_nothing,
 ) -> RankPair | None:
-    """Return the rank for the first token and the rank for the rest; in a mixed unit both are the same.
+    """Return the rank for a request's first token and the rank for its later tokens; in a mixed unit both are the same.
 
     `ranks` are those of all ready units. `turn` counts the calls, so that equal ranks take turns. `find_held` returns
     how much of the prompt each of some ranks has in its cache. The result is None if a phase has no ready unit or no
@@ -209,7 +209,7 @@ def pick(
 
 
 def _split_by_role(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[RankLoad]]:
-    """Return the ranks for prompts and first tokens, and those for the rest.
+    """Return the ranks for prompts and first tokens, and the ranks for later tokens.
 
     A mixed rank does both for its requests.
     """

@@ -34,9 +34,9 @@ async def watch_ranks(
 
 
 def check_ranks(ranks: Iterable[Rank], stall_timeout_s: float) -> list[str]:
-    """Check each rank once: ping it, or give it up if it is due. Return a reason for each rank given up.
+    """Check each rank once: ping it if it is silent, or give it up if it has been silent for too long.
 
-    A rank that loads or waits for its peers has no requests and may be silent.
+    Return a reason for each rank given up. A rank that loads or waits for its peers has no requests and may be silent.
     """
     reasons = []
     for rank in [rank for rank in ranks if rank.state in ("ready", "draining")]:
