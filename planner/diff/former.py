@@ -32,8 +32,7 @@ def judge_former(former: Plan, found: Compiled | Plan) -> Plan:
     """
     if not isinstance(found, Compiled) or former.model != ModelShape.model_validate(found.resolved.model):
         return former
-    keeps_maps = former.map_digests == {phase: each.sha256 for phase, each in found.maps.items()}
-    if _has_met(former, found.resolved) or (former.report is None and keeps_maps):
+    if former.report is not None and _has_met(former, found.resolved):
         return former
     try:
         spec = _with_loads(former, found.resolved)

@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -32,11 +32,14 @@ from planner.plan.rebuild import KeptFacts, SharedFacts, contradictions, rebuild
 from planner.plan.shapes import NO_PLAN, parse_object, plan_error, read_content, validate_part, validate_spec
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
+from planner.problems.fix import apply_change
 from planner.spec.schema import Spec
 
 PLAN_FOLDER = "plan"
 SHARED_FILE = f"{PLAN_FOLDER}/plan.yaml"
 UNIT_PATH = re.compile(r"units\.(\d+)\.(.+)")
+# Keys of specs that earlier versions wrote, with values that had no effect: without them the same runs.
+FORMER_KEYS = ("traffic.quantile", 0.75), ("cost.supplies", []), ("cost.prices.hours", [])
 
 Count = Annotated[int, Field(ge=1)]
 Row = Annotated[tuple[int, ...], Field(min_length=1)]
@@ -90,6 +93,7 @@ def _missing_plan(folder: Path) -> CallError:
 
 def _join(folder: Path) -> Plan:
     shared, file = _read_part(folder, SHARED_FILE, SharedFacts, PLAN_VERSION), folder / SHARED_FILE
+    shared = shared.model_copy(update={"spec": _drop_former_keys(shared.spec)})
     spec = validate_spec(shared.spec, file)
     for finding in spec_mistakes(shared.spec, spec):
         raise CallError([finding.at(str(file))])
@@ -100,6 +104,20 @@ def _join(folder: Path) -> Plan:
     for finding in contradictions(kept):
         raise CallError([_locate(finding, kept, folder)])
     return rebuild(kept)
+
+
+def _drop_former_keys(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec without the keys that only earlier versions knew, where their values had no effect."""
+    changes = {path: None for path, idle in FORMER_KEYS if _value_at(spec, path) == idle}
+    return apply_change(spec, changes) if changes else spec
+
+
+def _value_at(spec: dict[str, Any], path: str) -> Any:
+    """Return the value at a dotted path of a spec; None if there is none."""
+    value: Any = spec
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def _read_nodes(folder: Path, spec: Spec, phase: Phase) -> Iterator[tuple[str, ...]]:

@@ -2,10 +2,12 @@
 
 import pytest
 
-from planner.compiler import compile_plan
+from planner.compiler import compile_plan, run_passes
 from planner.diff.diff import compare_plans
+from planner.diff.former import judge_former
 from planner.diff.text import diff_text
 from planner.diff.wording import verdicts
+from planner.manifests.folder import files_of, kept_plan, write_folder
 from planner.rules.check import change_spec
 from tests.planner.diff.pairs import SMALL, base
 
@@ -91,6 +93,18 @@ def test_a_shortage_that_was_there_before_is_said_and_not_counted():
     assert change.verdict == "no_restart"
     assert "no decode unit is on at 03:00-04:00, as before the change" in diff_text(change)
     assert (worse.verdict, [each.is_new for each in worse.shortages]) == ("outage", [True, False] * 2)
+
+
+def test_a_folder_whose_units_are_too_few_is_not_made_worse_by_the_same_spec(tmp_path):
+    """It keeps no figures, so what its units serve is computed again."""
+    short = change_spec(base(40)[0], {"schedule.windows": [FEW]})
+    write_folder(tmp_path, files_of(compile_plan(short), None))
+    kept = kept_plan(tmp_path)
+    found = run_passes(short, kept)
+    change = compare_plans(kept, found.plan, judged=judge_former(kept, found))
+
+    assert change.verdict == "no_restart"
+    assert [each.is_new for each in change.shortages] == [False]
 
 
 def test_the_share_of_refused_requests_is_that_of_the_worst_hour():

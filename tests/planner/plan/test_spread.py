@@ -61,6 +61,20 @@ def test_what_is_read_is_what_was_written(name, tmp_path):
     assert spread_plan(read) == spread_plan(plan)
 
 
+def test_a_folder_of_before_is_read_without_keys_that_had_no_effect(plan, folder):
+    """An upgrade moves no unit; a former key that had an effect is refused."""
+    document = stored(folder)
+    document["spec"] |= {"cost": {"usd_per_gpu_hour": 2.0, "supplies": [], "prices": None}}
+    store(folder, SHARED_FILE, document)
+    known = join_plan(folder)
+    document["spec"]["cost"]["supplies"] = [{"nodes": 3}]
+    store(folder, SHARED_FILE, document)
+
+    assert known.digest == plan.digest
+    with pytest.raises(CallError, match=r"spec\.cost\.supplies is a key that this version"):
+        join_plan(folder)
+
+
 def test_estimates_and_reasons_are_not_stored(plan, folder):
     """A better estimate changes no file."""
     read = join_plan(folder)
