@@ -46,7 +46,7 @@ def _wants_color(color: str) -> bool:
 
 
 def _paint(code: str, match: re.Match[str]) -> str:
-    """Return the text that matched with each line in a colour, but not its indentation."""
+    """Return the matched text with each line coloured, except for the line's indentation."""
     return re.sub(r"\S.*", lambda line: f"{code}{line[0]}{PLAIN}", match[0])
 
 

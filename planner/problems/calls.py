@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse an unknown choice, and suggest a similar one."""
+        """Refuse a value that is not among an option's choices, and suggest a similar one."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:

@@ -105,7 +105,7 @@ class DeepseekV3(nn.Module):
         return self.batching.rows(self.model.norm, x_TD).float()
 
     def logits(self, x_TD: Tensor) -> Tensor:
-        """Return logits [T, vocab] in FP32."""
+        """Return the logits of hidden states, [T, vocab] in FP32."""
         return self.batching.rows(self._head, x_TD)
 
     def begin_step(self, micro_batches: list[ForwardBatch]) -> None:

@@ -51,7 +51,7 @@ class DecodePhase(PhaseRunner[Hold | Release | ArrivedRequest]):
     """The phase in which requests come from prefill ranks and stay until they are complete."""
 
     def prepare(self) -> None:
-        """Record steps on the cache, if the device can replay them."""
+        """Record decode steps on the rank's cache, if the device can replay them."""
         limits = self._launch.limits
         self._engine.capture_steps(self._scheduler.cache, limits.max_requests, limits.max_request_tokens)
 

@@ -60,7 +60,7 @@ class ResponsesDialect(Dialect):
         return b"".join(map(self._encode_event, events))
 
     def write_end(self, usage: Json) -> bytes:
-        """Return the events that end the last item, and the whole answer."""
+        """Return the events that end the last item and then the answer."""
         events = list(self._end_last_item())
         last = {"type": f"response.{self._status}", "response": self._response_json(self._status, usage)}
         return b"".join(map(self._encode_event, (*events, last)))

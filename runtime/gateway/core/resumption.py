@@ -57,7 +57,10 @@ class ResumableRequest:
 
     @property
     def phases(self) -> list[Phase]:
-        """The phases that have begun at the last pair of ranks. The last phase ends now, or with the latest token."""
+        """The phases that the request has gone through at its last pair of ranks.
+
+        Before the first token, prefill is given as ending now; after it, decode as ending with the latest token.
+        """
         if self._in_flight is None:
             return []
         first, last = self._clock.first_token, self._clock.last_token

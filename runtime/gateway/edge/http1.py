@@ -161,7 +161,10 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._linger()
 
     def _hang_up(self) -> None:
-        """Close after an answer, or linger while the client is still sending: it may read the answer only later."""
+        """Close the connection after an answer.
+
+        While the client is still sending, linger instead: the client may read the answer only later.
+        """
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             self._linger()
         else:

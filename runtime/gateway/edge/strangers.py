@@ -40,7 +40,7 @@ class Strangers:
     def make_room(self) -> bool:
         """Make room for one more connection.
 
-        If there is none, end the oldest stranger of the host that has most strangers. Return True.
+        If there is no room, end the oldest stranger of the host that has most strangers. Return True.
         """
         if not self.num_free:
             ((crowd, _),) = Counter(host for host, _ in self._known.values()).most_common(1)

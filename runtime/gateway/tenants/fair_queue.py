@@ -129,9 +129,9 @@ class FairQueue:
             del self._waiting[caller.name]
 
     def _forget(self, caller: _Caller) -> None:
-        """Forget idle callers whose counter is not ahead of the clock; all if none waits.
+        """Forget the idle callers whose counter is not ahead of the clock, or all idle callers if no caller waits.
 
-        `caller` may have become idle.
+        `caller` may just have become idle.
         """
         if not caller.waiting and not caller.num_served:
             self._idle[caller.name] = caller
