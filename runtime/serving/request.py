@@ -156,7 +156,7 @@ class Request:
         return self.hashes[first:end]
 
     def next_chunk(self, max_tokens: int) -> Chunk:
-        """Return the next chunk, of at most `max_tokens` tokens."""
+        """Return the next chunk of tokens to prefill, of at most `max_tokens` tokens."""
         end = min(self.num_cached + max_tokens, self.num_to_prefill)
         sink = None if self.transfer is None else self.transfer.put
         return Chunk(self._tokens(self.num_cached, end), self.num_cached, self.table, sink=sink)

@@ -104,7 +104,7 @@ class Ledger:
             self._admit_waiting()
 
     def apply_report(self, report: Load) -> None:
-        """Correct the load by a report of the rank."""
+        """Correct the rank's load by the rank's own report."""
         for request_id in report.arrived:
             entry = self._entries.get(request_id)
             if entry is not None and not entry.has_arrived:

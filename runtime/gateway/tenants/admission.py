@@ -150,7 +150,7 @@ class AdmissionQueue:
             self.schedule_start()  # the next one may be smaller and fit
 
     def schedule_start(self) -> None:
-        """Start waiting requests in the event loop's next turn, when all that is freed in this turn counts."""
+        """Start waiting requests in the event loop's next turn, so that all the room that this turn frees counts."""
         if self._waiting and not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._start_queued)

@@ -118,7 +118,7 @@ class Account:
             self._num_tokens = max(self._num_tokens - (spending.num_tokens - num_used), 0.0)
 
     def _refill(self, tokens_per_minute: int) -> None:
-        """Give back tokens for the time since the last refill."""
+        """Give the account the tokens that its limit grants for the time since the last refill."""
         now = time.monotonic()
         self._num_tokens = max(self._num_tokens - (now - self._counted_at) * tokens_per_minute / 60, 0.0)
         self._counted_at = now

@@ -366,9 +366,10 @@ def merge_attention(first: Tensor, first_log_sums: Tensor, second: Tensor, secon
 
 
 def _align_rows(codes_RD: Tensor) -> Tensor:
-    """Return codes whose rows TMA can read. With scales between them, rows may begin at any byte.
+    """Return codes whose rows TMA can read.
 
-    `contiguous` would not move a single row, and would copy rows that TMA can read.
+    With scales between them, rows may begin at any byte. `Tensor.contiguous` would not do: it leaves a single row where
+    it is, and copies rows that TMA can read.
     """
     if codes_RD.stride(0) % contracts.TMA_BYTES == 0:
         return codes_RD
