@@ -53,7 +53,7 @@ def fit(rows: Sequence[Predicted]) -> dict[str, Any]:
 
 
 def _fit_constant(each: Predicted, constant: str, document: dict[str, Any]) -> float:
-    """Return the value of `constant` with which a row's throughput is predicted as it was measured.
+    """Return the value of `constant` that makes a row's predicted throughput equal to the measured one.
 
     Bisection finds the value, because a larger value predicts a lower throughput.
     """

@@ -59,7 +59,7 @@ def relative_utilisation(found: Prediction, promised_ms: float | None) -> float:
 
 
 def shorter_steps(spec: ResolvedSpec) -> tuple[str, Sequence[int]]:
-    """Return the path of the field that sets prefill's step length, and shorter lengths, with which prompts wait less.
+    """Return the path of the field that sets prefill's step length, and shorter lengths, at which prompts wait less.
 
     The lengths are powers of two in tokens, largest first; none if `auto` decides the field.
     """
