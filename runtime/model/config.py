@@ -137,7 +137,10 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def _choices(document: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the values of those keys of which we support only some values. Raises CheckpointError for others."""
+    """Return key -> value for the keys of which this runtime supports only some values.
+
+    Raises CheckpointError for another value.
+    """
     model_type = document.get("model_type")
     if not isinstance(model_type, str) or model_type not in MODEL_TYPE_VALUES:
         raise _unsupported_value(path, "model_type", model_type, tuple(MODEL_TYPE_VALUES))

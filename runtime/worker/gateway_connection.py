@@ -211,7 +211,7 @@ class GatewayLink:
 def complain(why: str) -> bool:
     """Log why the rank waits for another gateway or for a renewed certificate.
 
-    Return True, by which the caller remembers that the reason was logged.
+    Return True, for the caller to remember that the reason was logged.
     """
     print(f"tidemill: waiting for another gateway: {why}", file=sys.stderr, flush=True)
     return True

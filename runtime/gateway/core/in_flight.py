@@ -132,7 +132,7 @@ class InFlightRequest:
         self._deliver(Failed(self.request_id, reason, may_retry))
 
     def _name_both_ranks(self, rank: Rank) -> str:
-        """Return ` (PREFILL, which hands over to DECODE)` for a failure for which the decode rank may be to blame.
+        """Return ` (PREFILL, which hands over to DECODE)`, to add to a failure that may be the decode rank's fault.
 
         Empty if only one rank can be at fault.
         """

@@ -183,10 +183,10 @@ class Janitor:
 
 
 def choose(ages: dict[Owner, Ages], keep: int, unused_since_ns: int) -> dict[Owner, int]:
-    """Return owner -> time in ns up to which the owner's blocks go, so that charges of at most `keep` stay in all.
+    """Return owner -> time in ns: without its blocks last used by then, charges of at most `keep` stay in all.
 
-    A block's time is that of its last use. Blocks that nobody has used since `unused_since_ns` go first, whoever owns
-    them. Then the owners that have most give up blocks. Owners that give up nothing are left out.
+    Blocks that nobody has used since `unused_since_ns` are removed first, whoever owns them. Then the owners that have
+    most give up blocks. Owners that give up nothing are left out.
     """
     excess = int(sum(charges.sum() for _, charges in ages.values())) - keep
     oldest_ns = _unused_until(ages, excess, unused_since_ns)
@@ -216,9 +216,9 @@ def _sorted(owned: _Owned) -> Ages:
 
 
 def _unused_until(ages: dict[Owner, Ages], excess: int, unused_since_ns: int) -> int:
-    """Return the time in ns up to which unused blocks of all owners go, to save `excess` charges; 0 if none go.
+    """Return the time in ns: unused blocks last used by then are removed, to save `excess` charges; 0 if none are.
 
-    A block is unused if nobody has used it since `unused_since_ns`.
+    Whose blocks they are does not matter. A block is unused if nobody has used it since `unused_since_ns`.
     """
     if excess <= 0:
         return 0
