@@ -155,3 +155,13 @@ def test_what_the_limits_forbid_is_proposed_in_status(cluster, unit):
     assert shown(cluster)["inService"] == digest_of(MAP)
     assert "but within max_bytes (0.0 MB) a map gains nothing" in shown(cluster)["decision"]
     assert ("ConfigMap", names.epoch_config(LAUNCH.unit)) not in cluster.objects
+
+
+def test_ranks_that_do_not_answer_are_reported_once(cluster, monkeypatch):
+    """A unit whose ranks show no loads keeps its map; the controller says why, and not again and again."""
+    monkeypatch.setattr("stacks.measured.live_maps.RETRY_S", 0.02)
+    rounds = iter(range(40))
+    said = rounds_until(cluster, lambda: next(rounds, None) is None)
+    (news,) = (each for each in said if "expert map" in each)
+
+    assert news.startswith(f"{LAUNCH.unit} gets no better expert map: its loads or its map cannot be read: http://")

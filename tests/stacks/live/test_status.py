@@ -72,6 +72,41 @@ def test_a_unit_of_another_plan_is_named(server, plan, monkeypatch, capsys):
     assert "the cluster has another plan; units with another launch file: demo-decode-0" in capsys.readouterr().err
 
 
+def test_both_maps_of_a_unit_are_named(server, plan, monkeypatch, capsys):
+    """With `expert_load.live`, status names the plan's map and the one in service, and why they differ."""
+    _, api = server
+    live = {"every": "10min", "min_gain": 0.05, "max_bytes": "1GB"}
+    change = {"expert_load.live": live, "kubernetes.controller": {}}
+    changing = plan.with_sections(written=apply_change(plan.written, change), live_maps={})
+    seen = {
+        "unit": "demo-decode-0",
+        "inService": "sha256:b",
+        "epoch": 2,
+        "adopted": "max/mean 2 -> 1",
+        "decision": "no",
+    }
+    gone = {"unit": "demo-decode-9", "inService": "sha256:c", "epoch": 0}
+    read, planned = api.get, {unit.name: unit.expert_map for unit in plan.units}["demo-decode-0"]
+
+    def get(reference):
+        is_day = reference.kind == "TidemillDeployment"
+        return {"status": {"expertMaps": [seen, gone]}} if is_day else read(reference)
+
+    monkeypatch.setattr(api, "get", get)
+    monkeypatch.setattr(status, "connect", lambda context: api)
+    monkeypatch.setattr(status_cli, "plan_from", lambda *_, **__: changing)
+    maps = {unit.name: unit.expert_map for unit in read_live_plan(changing, api).units}
+    assert cli.main(["status", str(DEMO_SPEC), "--context", "any"]) == 0
+
+    why = "expert_load.live: max/mean 2 -> 1"
+    assert maps == {
+        "demo-prefill-0": None,
+        "demo-decode-0": {"plan": planned, "in_service": "sha256:b", "why": why, "decision": "no"},
+    }
+    said = f"    expert map sha256:b instead of the plan's {planned}: {why}\n    expert_load.live: no\n"
+    assert said in capsys.readouterr().out
+
+
 def test_a_unit_scaled_to_nothing_is_off(server, plan):
     """It is neither ready nor on its way."""
     fake, api = server
