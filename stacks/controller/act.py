@@ -131,13 +131,20 @@ def write_changes(api: Api, deployment: Manifest, changes: Sequence[Mapping[str,
 
 
 def write_next_epoch(api: Api, namespace: str, plan: str, unit: str, content: str) -> None:
-    """Write the ConfigMap with the document of a unit's next epoch. Raises ProviderError if that fails."""
+    """Write the ConfigMap with the document of a unit's next epoch. Raises ProviderError if that fails.
+
+    It has no `app.kubernetes.io/instance`, by which Argo CD would take it for its own and prune it.
+    """
     reference = Reference("v1", "ConfigMap", namespace, names.epoch_config(unit))
     data = {"data": {names.NEXT_EPOCH_FILE: content}}
     if api.get(reference) is not None:
         api.merge(reference, data, manager=FIELD_MANAGER)
         return
-    metadata = {"name": reference.name, "namespace": namespace, "labels": names.labels(plan, "controller", unit)}
+    metadata = {
+        "name": reference.name,
+        "namespace": namespace,
+        "labels": {names.PLAN_LABEL: plan, names.UNIT_LABEL: unit},
+    }
     api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata} | data, manager=FIELD_MANAGER)
 
 

@@ -137,8 +137,11 @@ def test_the_controller_changes_a_map_within_its_limits(cluster, unit):
         for one, other in zip(*rows, strict=True)
     )
 
+    written = cluster.objects["ConfigMap", names.epoch_config(LAUNCH.unit)]["metadata"]
+
     assert unit.standing.number == shown(cluster)["epoch"] == 1
     assert unit.refused == []
+    assert written["labels"] == {names.PLAN_LABEL: "a", names.UNIT_LABEL: LAUNCH.unit}  # none by which Argo CD prunes
     assert shown(cluster)["inService"] == digest_of(unit.standing.physical_to_logical) != digest_of(MAP)
     assert 0 < moved * RULES.expert_bytes <= 4000
     assert f"for {moved} experts" in shown(cluster)["adopted"]

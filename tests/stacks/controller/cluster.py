@@ -96,7 +96,8 @@ class MemoryCluster:
         if manifest["kind"] == "Event":
             self.events.append(manifest)
         else:
-            stored = self.put(manifest["kind"], manifest["metadata"]["name"], spec=manifest.get("spec"))
+            metadata, spec = manifest["metadata"], manifest.get("spec")
+            stored = self.put(manifest["kind"], metadata["name"], labels=metadata.get("labels"), spec=spec)
             stored |= {key: manifest[key] for key in ("data",) if key in manifest}
 
     def delete(self, reference, uid=None, *, immediately=False):
