@@ -78,7 +78,7 @@ class _Unit:
     def map_in_service(self) -> InService:
         """Return the map that a rank shows."""
         standing = self._read_standing()
-        return InService(standing["number"], standing["physical_to_logical"])
+        return InService(standing["number"], standing["physical_to_logical"], standing["unit_digest"])
 
     def hand_over(self, rows: Rows) -> Ending:
         """Write the document of the next epoch, and wait until a rank shows that the unit is in it."""

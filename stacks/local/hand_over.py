@@ -33,10 +33,10 @@ def map_in_service(folder: Path, unit: str) -> InService:
     """
     try:
         document = json.loads(read_file(folder / epoch_file(unit)))
-        return InService(document["number"], document["physical_to_logical"])
+        return InService(document["number"], document["physical_to_logical"], document["unit_digest"])
     except FileNotFoundError:
         launch = json.loads(read_file(folder / names.launch_file(unit)))
-        return InService(0, launch["expert_map"]["physical_to_logical"])
+        return InService(0, launch["expert_map"]["physical_to_logical"], launch["unit_digest"])
 
 
 def hand_over(folder: Path, unit: str, physical_to_logical: Rows) -> dict[str, Any]:

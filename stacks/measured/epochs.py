@@ -13,10 +13,11 @@ Rows = Sequence[Sequence[int]]  # a map: [num_moe_layers][num_physical_experts]
 
 @dataclass(frozen=True)
 class InService:
-    """The number of the epoch that a unit is in, and its map. In epoch 0 that is the plan's."""
+    """The number of a unit's epoch, its map, and the unit's digest. In epoch 0 the map is the plan's."""
 
     epoch: int
     rows: Rows
+    unit_digest: str
 
 
 @dataclass(frozen=True)

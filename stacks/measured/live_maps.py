@@ -10,8 +10,11 @@ import time
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
+from operator import ne
 from typing import Protocol
 
+from planner.facts.quantities import counted
 from planner.plan.sections import LiveMap
 from planner.problems.errors import TidemillError
 from stacks.measured.better_map import find_better_map
@@ -73,6 +76,7 @@ class LiveMaps:
         self._limits = limits
         self._measured: dict[str, MeasuredLoads] = {}
         self._again_at: dict[str, float] = {}
+        self._adopted: dict[str, InService] = {}  # by unit, what it has switched to last
         self._thread = ThreadPoolExecutor(1, "maps")
         self._turn: Future[Turn] | None = None
 
@@ -98,8 +102,10 @@ class LiveMaps:
     def _take_turn(self, unit: ServingUnit) -> Turn:
         """Read a unit's counts. Once there are the loads of a whole time, decide about its map and carry that out."""
         try:
-            found, counted = unit.map_in_service(), read_recorded(unit.metrics).loads
-            halves = self._measured[unit.name].add(time.monotonic(), unit.life, counted)
+            found, rows = unit.map_in_service(), read_recorded(unit.metrics).loads
+            halves = self._measured[unit.name].add(time.monotonic(), unit.life, rows)
+            if found.epoch == 0 and (former := self._adopted.pop(unit.name, None)) is not None:
+                return self._restore(unit, found, former)
             return Turn(unit.name, in_service=found) if halves is None else self._decide(unit, found, halves)
         except (OSError, TidemillError, ValueError, LookupError) as error:
             return Turn(unit.name, f"its loads or its map cannot be read: {error}", has_failed=True)
@@ -112,8 +118,21 @@ class LiveMaps:
         better = find_better_map(*halves, found.rows, unit.num_ranks, unit.rules, self._limits)
         if better.why_not is not None:
             return Turn(unit.name, f"{better}, but {better.why_not}" if better.moves else better.why_not, found)
-        ending = unit.hand_over(better.physical_to_logical)
+        return self._switch(unit, found, better.physical_to_logical, str(better))
+
+    def _restore(self, unit: ServingUnit, found: InService, former: InService) -> Turn:
+        """Let a unit that has started again follow its map of before, unless its plan or the limits forbid that."""
+        moves = sum(map(ne, chain(*former.rows), chain(*found.rows)))
+        if former.unit_digest != found.unit_digest or moves * unit.rules.expert_bytes > self._limits.max_bytes:
+            return Turn(unit.name, in_service=found)
+        return self._switch(
+            unit, found, former.rows, f"the map of before it started again, for {counted(moves, 'expert')}"
+        )
+
+    def _switch(self, unit: ServingUnit, found: InService, rows: Rows, said: str) -> Turn:
+        ending = unit.hand_over(rows)
         if ending.reason is not None:
             return Turn(unit.name, f"it stays in epoch {ending.number}: {ending.reason}", found, has_failed=True)
         del self._measured[unit.name]  # loads of the former map decide nothing
-        return Turn(unit.name, str(better), InService(ending.number, better.physical_to_logical), has_switched=True)
+        self._adopted[unit.name] = adopted = InService(ending.number, rows, found.unit_digest)
+        return Turn(unit.name, said, adopted, has_switched=True)

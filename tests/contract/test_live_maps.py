@@ -32,20 +32,20 @@ class PlayedUnit:
     """Both ranks of a unit as the controller sees them: pages at their addresses. It reads what is mounted."""
 
     def __init__(self, cluster):
-        self.cluster, self.standing, self.refused, self.num_looks = cluster, first_standing(LAUNCH), [], 0
-        self.seen = None
+        self.cluster, self.standing, self.refused = cluster, first_standing(LAUNCH), []
+        self.seen, self.hot, self.counts = None, HOT, [0] * len(HOT)
 
     def page(self, path):
         """Return the page at a path. Each look finds more rows."""
         if path == "/epoch":
             self.follow()
             return epoch_page(LAUNCH, SimpleNamespace(standing=self.standing))
-        self.num_looks += 1
+        self.counts = [count + rows for count, rows in zip(self.counts, self.hot, strict=True)]
         rank = f'tidemill_expert_rows_total{{model_name="m",unit="{LAUNCH.unit}",rank="0",slot="0"'
         rows = [
-            f'{rank},moe_layer="{layer}",expert="{expert}"}} {rows * self.num_looks}'
+            f'{rank},moe_layer="{layer}",expert="{expert}"}} {count}'
             for layer in range(len(MAP))
-            for expert, rows in enumerate(HOT)
+            for expert, count in enumerate(self.counts)
         ]
         return "\n".join([*rows, ""]).encode()
 
@@ -54,7 +54,7 @@ class PlayedUnit:
         mounted = self.cluster.objects.get(("ConfigMap", names.epoch_config(LAUNCH.unit)))
         if mounted is None or mounted["data"] == self.seen:
             return
-        self.seen = mounted["data"]
+        self.seen = dict(mounted["data"])  # which a merge changes in place
         try:
             epoch = read_epoch(self.seen[names.NEXT_EPOCH_FILE].encode(), LAUNCH, self.standing)
             self.standing = Standing(epoch.number, epoch.digest, epoch.physical_to_logical)
@@ -109,13 +109,13 @@ def unit(cluster, monkeypatch):
         each.server_close()
 
 
-def rounds_until(cluster, condition):
+def rounds_until(cluster, condition, follower=None):
     """Do rounds of one controller until `condition` holds. Return what it said."""
     said = []
-    follower = cluster.follower(said=said)
+    follower = follower or cluster.follower(said=said)
     until = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < until, said
+        assert time.monotonic() < until, (said, shown(cluster))
         run_round(follower, MIDNIGHT, 5.0)
         time.sleep(0.02)
     return said
@@ -147,6 +147,23 @@ def test_the_controller_changes_a_map_within_its_limits(cluster, unit):
     assert f"for {moved} experts" in shown(cluster)["adopted"]
     assert any("follows a better expert map: max/mean" in each for each in said)
     assert "ExpertMap" in {reason for reason, _ in cluster.told()}
+
+
+def test_a_unit_that_starts_again_gets_its_map_back(cluster, unit):
+    """A unit that has lost its second map begins with the plan's, and the controller hands it the second one again."""
+    cluster.objects[names.DEPLOYMENT_KIND, "a"]["spec"]["liveMaps"]["maxBytes"] = 20_000
+    follower = cluster.follower()
+    rounds_until(cluster, lambda: shown(cluster).get("epoch") == 1, follower)
+    unit.hot = HOT[::-1]
+    rounds_until(cluster, lambda: shown(cluster).get("epoch") == 2, follower)
+    rows, unit.standing, unit.seen = unit.standing.physical_to_logical, first_standing(LAUNCH), None
+    for address in ADDRESSES:
+        cluster.objects["Pod", f"pod-{address}"]["metadata"]["uid"] += "-again"
+    rounds_until(cluster, lambda: "before it started again" in shown(cluster).get("adopted", ""), follower)
+
+    assert "predecessor" in unit.refused[0]  # of the second document, which follows the first
+    assert unit.standing.number == shown(cluster)["epoch"] == 1
+    assert unit.standing.physical_to_logical == rows
 
 
 def test_what_the_limits_forbid_is_proposed_in_status(cluster, unit):
