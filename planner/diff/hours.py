@@ -133,10 +133,12 @@ def cut_hours(before: Plan, after: Plan, at_former: Plan | None = None) -> tuple
 
 def describe_times(hours: Sequence[Hour], among: Sequence[Hour]) -> str:
     """Write the times of `hours` as text, with their days if not all days of `among` have the same times."""
-    all_days = dict.fromkeys(each.day for each in among)
-    times = {day: periods(_minutes_of(each for each in hours if each.day == day)) for day in all_days}
+    found: dict[Day, list[tuple[int, int]]] = {each.day: [] for each in among}
+    for each in hours:
+        found[each.day].append((each.stretch.start, each.stretch.minutes))
+    times = {day: periods(stretches) for day, stretches in found.items()}
     if len(set(times.values())) == 1:
-        return times[next(iter(all_days))]
+        return next(iter(times.values()))
     days: dict[str, list[str]] = {}
     for day, text in times.items():
         days.setdefault(text, []).extend(day.names or ["ordinary days"])
@@ -224,7 +226,3 @@ def _all_units(plan: Plan) -> Units:
 
 def _count_units(plan: Plan, phase: Phase, on: Collection[str]) -> int:
     return sum(unit.phase == phase and unit.name in on for unit in plan.units)
-
-
-def _minutes_of(hours: Iterable[Hour]) -> Iterator[tuple[int, int]]:
-    return ((each.stretch.start, each.stretch.minutes) for each in hours)
