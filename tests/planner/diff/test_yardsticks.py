@@ -56,7 +56,10 @@ def test_a_clock_that_is_set_back_moves_no_callers():
 
 def test_speed_is_that_at_the_former_load_too():
     """With shorter contexts a rank serves more requests, so fewer units would seem to do."""
-    first, fewer = BUSY | {"traffic.output_tokens": 16e9}, {"schedule.windows": [DAY | {"decode_units": 1}, NIGHT]}
+    first, fewer = (
+        BUSY | {"traffic.output_tokens": 16e9},
+        {"schedule.windows": [DAY, DAY | {"at": "08:05", "decode_units": 1}, NIGHT]},
+    )
     short = fewer | {"operating_point.decode.kv_tokens": 100}
 
     assert _change(first, fewer).verdict == _change(first, short).verdict == "degraded"
