@@ -128,12 +128,6 @@ FIELDS = (
     ),
     Unused(
         ("expert_load.live",),
-        "on GPUs",
-        "only ranks on CPUs can move experts while they serve",
-        lambda c: c.engine in (None, OURS) and not _runs_on_cpus(c),
-    ),
-    Unused(
-        ("expert_load.live",),
         "with units of one rank",
         "such a rank holds every expert",
         lambda c: {c[f"{phase}.ep_size"] for phase in c.phases} == {1},
