@@ -98,7 +98,7 @@ class PromptNodes:
 
 @dataclass(frozen=True)
 class Disks:
-    """Where the spec's KV disk is, in each node or shared, and what it costs."""
+    """The place of the spec's KV disk, in each node or shared, and what it costs."""
 
     is_shared: bool = False  # one for all nodes, instead of one in each
     price: DiskPriceSpec | None = None

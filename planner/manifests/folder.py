@@ -122,7 +122,7 @@ def write_folder(folder: Path, files: Mapping[str, str]) -> None:
 
 @contextmanager
 def _as_output_errors(folder: Path) -> Iterator[None]:
-    """Within the `with` block, turn an OSError about the folder or its files into an OutputError."""
+    """Turn, in the `with` block, an OSError about the folder or its files into an OutputError."""
     try:
         yield
     except OSError as error:

@@ -78,7 +78,7 @@ class Pending(Generic[T]):
 
 
 class WeightsApplied(Enum):
-    """By whom the experts' results are multiplied by the gate's weights: by combine, or by the experts."""
+    """The one who multiplies the experts' results by the gate's weights: combine, or the experts."""
 
     BY_COMBINE = auto()
     BY_EXPERTS = auto()  # rows come with their weights, and combine only adds

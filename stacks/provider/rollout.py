@@ -40,7 +40,7 @@ class Rollout:
 
     @contextmanager
     def turn(self, phase: str, unit: str, report: Callable[[str], None]) -> Iterator[None]:
-        """In a `with` block, update `unit` while no other unit of its phase updates. Waits for that first.
+        """Update `unit` in a `with` block, while no other unit of its phase updates. Waits for that first.
 
         Raises ProviderError if another unit has failed, or when cancelled.
         """

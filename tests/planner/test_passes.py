@@ -31,6 +31,7 @@ NO_PASSES = {
     "predict_at_load": "predicts a phase again, with fuller units",
     "most_requests": "reads memory",
     "relative_utilisation": "reads a prediction",
+    "staging_bytes": "reads the layout",
     "split_memory": "reads the layout, for whoever asks about another spec",
     "resolve": "is what a file becomes before any pass",
     "change_document": "writes values into a spec",
@@ -59,6 +60,7 @@ NOT_TOLD = {
     "written": "is told as what it gives",
     "why_not": "is told as refusals",
     "report": "is itself",
+    "live_maps": "binds what the controller does later",
     "diff": "stands below the text, beside another plan",
 }
 

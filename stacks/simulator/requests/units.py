@@ -179,7 +179,7 @@ class TokenUnit:
         self._clock_time = now
 
     def pause(self, now: float, seconds: float) -> None:
-        """From the time `now` on, lengthen each decode step by `seconds`, which a mixed unit spends on prompts."""
+        """Lengthen each decode step from the time `now` on by `seconds`, which a mixed unit spends on prompts."""
         self.advance(now)
         self._pause_s = seconds / self._tokens_per_step
 
