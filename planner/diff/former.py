@@ -75,9 +75,9 @@ def _name(plan: Plan) -> str:
 
 
 def _with_loads(former: Plan, spec: ResolvedSpec) -> ResolvedSpec:
-    """Return the former plan's spec with the expert loads of `spec`, and with the files beside that one.
+    """Return the former plan's spec with the expert loads of `spec`. Files that it names are read from beside `spec`.
 
-    Raises Unknown if one of these files is not the one that the former plan was made from.
+    Raises Unknown if such a file, other than the loads, has changed since the former plan was made.
     """
     data = {key: value for key, value in former.written.items() if key != SECTION}
     if SECTION in spec.document.data:

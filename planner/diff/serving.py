@@ -8,7 +8,7 @@
                            each phase serves alone
 
 `rollout.py` asks it of two plans before the change. The controller asks it of the cluster when the change begins, as
-the promise that it holds itself to.
+the floor that it holds itself to.
 """
 
 from dataclasses import dataclass

@@ -54,7 +54,7 @@ class Places:
 
     @cached_property
     def cells(self) -> tuple[tuple[int, ...], ...]:
-        """Place -> the cells in the place."""
+        """The numbers of the cells (groups of interchangeable nodes) of each leaf or rack, by its number."""
         return tuple(
             tuple(cell for cell, own in enumerate(self.of_cell) if own == place) for place in range(len(self.sizes))
         )

@@ -63,7 +63,10 @@ def tidemill_image_is_given(c: ValidValues) -> Iterator[Finding]:
 
 
 def heal_conditions_mean_faults(c: ValidValues) -> Iterator[Finding]:
-    """Reject `Ready` among the heal conditions: these mark a faulty node, and `Ready` is true on a healthy one."""
+    """Reject `Ready` among the heal conditions.
+
+    A healthy node has it, and of a node that is not ready Kubernetes itself ends the pods.
+    """
     conditions: Sequence[str] = c["kubernetes.controller.heal.conditions"]
     for index, kind in enumerate(conditions):
         if kind.partition("=")[0] == "Ready":

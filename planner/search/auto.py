@@ -198,7 +198,10 @@ def _unused_fields(spec: Spec) -> set[str]:
 
 
 def _decide_by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[LayoutSearch | None, list[Decision]]":
-    """Return (search for the fastest layouts, its decisions); without known speeds, (None, decisions for defaults)."""
+    """Return (the search for the fastest layouts, what it decided); if speeds are unknown, (None, the defaults).
+
+    Raises SpecError if the number of nodes is open and speeds are unknown.
+    """
     from planner.search.layouts import explain_values, search_layouts  # slow to import, and seldom needed
 
     search = search_layouts(spec, demand)
@@ -262,8 +265,8 @@ def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
 def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
     """Return (the phase's `auto` sizes chosen by memory, how many of the wanted full-length requests fit).
 
-    Takes the smallest layout that holds the wanted requests and the operating point, else the smallest that holds
-    the operating point, else the smallest that holds one request, else the largest layout.
+    Takes the smallest layout with room for the KV of the wanted full-length requests and of the operating point's, else
+    of the operating point's, else of one request, else the largest layout.
     """
     section, sizes = spec.phase(phase), list(_candidate_sizes(spec, phase))
     wanted, (asked, tokens) = _wanted_requests(phase, section), _written_point(spec, phase)

@@ -83,7 +83,7 @@ class UnchangedFiles:
         self._began = {path: _read_stamp(path) for path in paths}
 
     def require(self) -> None:
-        """Raises CheckpointError if a file has changed since."""
+        """Raises CheckpointError if a file has changed since this object was made."""
         for path, began in self._began.items():
             _require_same(path, began)
 

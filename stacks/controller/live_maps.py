@@ -40,14 +40,14 @@ WAIT_S = 300.0  # assumed: a kubelet brings a changed ConfigMap within some two 
 
 @dataclass
 class FollowedMaps:
-    """The live maps of the deployment that a controller follows; anew when its limits change."""
+    """The live maps of the deployment that a controller follows. Measuring begins anew when the limits change."""
 
     limits: Limits | None = None
     trouble: str = ""  # as last said
     live: "LiveMaps | None" = None
 
     def look(self, limits: Limits, units: "Sequence[ServingUnit]") -> "Turn | None":
-        """Let the units that serve change their maps within `limits`. Return what the last turn brought, if any."""
+        """Go on with the turns in which units change maps within `limits`. Return the turn that has ended, if any."""
         from stacks.measured.live_maps import LiveMaps  # loads numpy, which few controllers need
 
         if self.live is None or limits != self.limits:

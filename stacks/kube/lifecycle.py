@@ -35,13 +35,13 @@ from stacks.kube.waiting import Patience, await_gone, await_ready, try_list
 __all__ = [
     "FoundObject",
     "StoredObject",
+    "check_template_pods",
     "create",
     "delete",
     "delete_all",
     "delete_exactly",
     "find_frozen_changes",
     "foresee_create",
-    "foresee_pods",
     "foresee_update",
     "read",
     "update",
@@ -132,8 +132,8 @@ def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
             raise
 
 
-def foresee_pods(api: Api, manifest: Manifest) -> None:
-    """Raise RefusedError if the pods of an object's template are invalid in any namespace.
+def check_template_pods(api: Api, manifest: Manifest) -> None:
+    """Raise RefusedError if a dry run shows that pods of an object's template are invalid whatever their namespace.
 
     The server checks templates of its built-in kinds with the object, but pods of custom kinds only when a
     controller creates them. Refusals by admission do not count: they may change until then.

@@ -84,7 +84,7 @@ def foresee(api: Api, old: Manifests, new: Manifests, *, adopts: bool = False) -
     for _, manifest in sort_for_creation(new):
         try:
             _foresee(api, before.get(Reference.from_manifest(manifest)), manifest, adopts=adopts)
-            lifecycle.foresee_pods(api, manifest)
+            lifecycle.check_template_pods(api, manifest)
         except ProviderError as error:
             errors.append(error)
     if len(errors) > 1:

@@ -228,7 +228,7 @@ class _Supervisor:
         return {name: report for name, report in asked.items() if report is not None}
 
     def _reset_silence(self) -> dict[str, GatewayReport]:
-        """Let every gateway's silence count from now, since this process could not ask. Return no reports."""
+        """Count no gateway's silence so far, because this process could open no socket to ask. Return no reports."""
         for watched in self._gateways.values():
             watched.answered_at = watched.answered_at and time.monotonic()
         return {}

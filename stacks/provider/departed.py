@@ -47,7 +47,7 @@ def list_leftovers(api: Api, unit: Manifest, staying: Collection[str]) -> list[l
 
 
 def _list_unpruned(api: Api, unit: Manifest, kinds: Collection[tuple[str, str]]) -> Iterator[Manifest]:
-    """Yield the objects of these kinds, in the plan of `unit`, that no tool prunes."""
+    """Yield the objects of these kinds that belong to `unit`'s plan and are annotated so that no tool prunes them."""
     namespace, selector = unit["metadata"].get("namespace") or "", f"{names.PLAN_LABEL}={owning_plan(unit)}"
     for api_version, kind in kinds:
         with suppress(ProviderError):

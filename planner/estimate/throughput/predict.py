@@ -317,7 +317,9 @@ def _engine_turns(case: Case) -> SteadyTurns:
 
 
 def _turn_prompt_seconds(case: Case, load: float) -> float:
-    """Return the seconds for which a mixed unit computes prompts in one turn, before the engine's constant factor.
+    """Return the seconds that prompts take in one turn (`turns.py`), before the engine's constant factor.
+
+    `load` is the mean number of pieces of prompts that arrive in a turn of a mixed unit.
 
     The fullest group sets the pace of attention, the mean group that of experts.
     """

@@ -59,7 +59,7 @@ class LatentAttention:
 
     @property
     def only_kv(self) -> None:
-        """Return None, because kernels exist for any precision of KV."""
+        """Return None: kernels can store KV in any precision, so none is the only one."""
 
     @property
     def expansion(self) -> int:

@@ -336,7 +336,10 @@ def _check_ids_of_sampling(body: CompletionBody | ChatBody, tokenizer: Tokenizer
 
 
 def _choose_max_tokens(num_prompt_tokens: int, requested_tokens: int | None, default: int, model: ServedModel) -> int:
-    """Return how many tokens to generate: as requested, or else the default, cut to the room that is left."""
+    """Return how many tokens to generate: as requested, or else the default cut to the room that is left.
+
+    Raises ApiError if there is less room than that.
+    """
     room = model.max_request_tokens - num_prompt_tokens
     num_wanted = requested_tokens if requested_tokens is not None else min(default, max(room, 1))
     if num_wanted > room:

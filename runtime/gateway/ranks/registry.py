@@ -106,8 +106,9 @@ class Registry:
     ) -> None:
         """Accept ranks whose certificates name `units_identity` and their unit. With None they need no certificate.
 
-        A rank without a step for `stall_timeout_s` is given up. `weights_file` outlives this process. A rank that
-        reports its tokenizer must have read `tokenizer`. Raises RuntimeFailure if `weights_file` cannot be read.
+        A rank without a step for `stall_timeout_s` is given up. `weights_file` keeps the digest of the weights that are
+        served, for a gateway that starts again. A rank that reports its tokenizer must have read `tokenizer`. Raises
+        RuntimeFailure if `weights_file` cannot be read.
         """
         self.strangers = Strangers()
         self._kv_digest, self._units_identity = kv_digest, units_identity

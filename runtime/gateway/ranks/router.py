@@ -171,7 +171,7 @@ def embedding_room(ranks: Sequence[RankLoad]) -> int | None:
 
 
 def num_requests(ranks: Sequence[RankLoad]) -> int:
-    """Return the number of requests at these ranks, each counted at the rank where it stays to its end."""
+    """Return the number of requests at these ranks. One that goes on to decode counts at its decode rank alone."""
     _, rest = _split_by_role(ranks)
     return sum(load.work.num_requests for load in rest)
 

@@ -38,7 +38,11 @@ class ServedTokenizer:
         self._notify(ranks)
 
     def mark_lost(self, rank: Rank, ranks: Collection[Rank]) -> None:
-        """Forget a lost rank. If no longer more units agree than disagree, let the notified ranks connect elsewhere."""
+        """Forget a lost rank.
+
+        Once the units with this gateway's tokenizer are no longer the majority, hang up on the notified ranks, so that
+        other gateways may take them.
+        """
         self._notified.discard(rank)
         self._notify(ranks)
 

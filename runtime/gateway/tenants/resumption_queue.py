@@ -50,7 +50,7 @@ class ResumptionQueue:
         return None if room is None else max(0, room - len(self._queue))
 
     def leaves_room(self) -> bool:
-        """Return whether ranks have room for a new request beyond those in this queue."""
+        """Return whether the queue is empty, or ranks have room for a new request beyond those in it."""
         return not self._queue or bool(self.room())
 
     def join(

@@ -24,7 +24,7 @@ TIER_FULL = "tier_full"  # the folder is full: blocks are written faster than th
 
 @dataclass
 class TierCounters:
-    """Counters of a slower tier. They count blocks, except `misses`: reason -> loadings that ended early."""
+    """Counters of a slower tier: blocks or bytes, as named, and `misses`: reason -> loadings that ended early."""
 
     hits: int = 0
     misses: Counter[str] = field(default_factory=Counter)

@@ -297,11 +297,11 @@ def test_a_pod_that_no_namespace_takes_is_foreseen(server, refused, is_foreseen)
 
     if is_foreseen:
         with pytest.raises(RefusedError, match="pods of LeaderWorkerSet demo/unit: the API server finds it invalid"):
-            lifecycle.foresee_pods(api, group)
+            lifecycle.check_template_pods(api, group)
     else:
-        lifecycle.foresee_pods(api, group)
-    lifecycle.foresee_pods(api, group | {"apiVersion": "apps/v1", "kind": "StatefulSet"})
-    lifecycle.foresee_pods(api, config_map(a="1"))
+        lifecycle.check_template_pods(api, group)
+    lifecycle.check_template_pods(api, group | {"apiVersion": "apps/v1", "kind": "StatefulSet"})
+    lifecycle.check_template_pods(api, config_map(a="1"))
 
 
 def test_several_go_at_once(server):
