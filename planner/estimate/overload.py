@@ -43,8 +43,8 @@ def most_requests(spec: Spec, memory: Sequence[MemoryPlan], outlook: PhaseOutloo
 def predict_at_load(outlook: PhaseOutlook, most_requests: float, load: float) -> Prediction | None:
     """Predict a phase while it serves `load` times the tokens/s of its operating point.
 
-    Returns None if the speed is unknown, if `most_requests` per group are not enough, or if prefill would be saturated,
-    so that its queue grows without end.
+    Returns None if the speed is unknown, if decode cannot reach this rate with `most_requests` per attention group, or
+    if prefill would be saturated, so that its queue grows without end.
     """
     case, found = outlook.case, outlook.prediction
     if case is None or found is None:

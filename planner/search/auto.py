@@ -309,7 +309,10 @@ def _candidate_sizes(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
 
 
 def _few_redundants(spec: ResolvedSpec, phase: Phase, ep_size: int) -> list[int]:
-    """Return numbers of redundant experts to try: the fewest with slots for replicas, then 0 if slots are even then."""
+    """Return the numbers of redundant experts to try.
+
+    First comes the smallest above 0 that gives all GPUs equally many slots, then 0 if that does too.
+    """
     even = even_redundants(spec, phase, ep_size)
     return [*even[1:2], *even[:1]] if 0 in even else [*even[:1]]
 

@@ -135,7 +135,7 @@ def _search_fleet(
 ) -> tuple[dict[Phase, Outcomes], Fleet | None]:
     """Return (outcomes of all layouts of each phase, the best fleet or None if nothing fits).
 
-    The fleet stands on the cluster's nodes, or on as few as possible if the cluster has too few.
+    The fleet fits on the cluster's nodes. If none does, it is the one that needs the fewest.
     """
     room, is_counted = _usable_nodes(spec), demand is not None and demand.decides_nodes
     most = _most_nodes(spec)

@@ -105,7 +105,7 @@ class _SizeTrials:
 def _try_slots(
     size: _SizeTrials, balance: ReplicaBalance, best: dict[int, float]
 ) -> Iterator[AcceptedLayout | RejectedLayout]:
-    """Yield the outcome of one size with ever more slots, until more slots cannot beat the best rate so far.
+    """Yield the outcome of one EP size with more and more redundant experts, until more cannot beat the best rate.
 
     `best` is number of nodes of a unit -> the best tokens/s per node so far, and is updated.
     """

@@ -123,7 +123,7 @@ class Network:
         self._soon(self._say_state, state)
 
     def say_hello_again(self, loaded: Hello) -> None:
-        """Send what this rank has loaded to the gateways."""
+        """Tell the gateways, those of now and of later, what this rank has loaded."""
         self._soon(self._links.say_hello_again, loaded)
 
     def repeat_state(self) -> None:
@@ -139,7 +139,10 @@ class Network:
         self._soon(self._links.say_to_all, time)
 
     def say_loaded(self, loaded: float) -> None:
-        """Send the loaded share of this rank's tensors, from 0 to 1, to the gateways. A refused rank stops loading."""
+        """Send the gateways the loaded share of this rank's tensors, from 0 to 1.
+
+        Raises the error that ended this thread, such as a gateway's refusal, so that loading stops.
+        """
         self.check()
         self._soon(self._links.say_state, State("loading", loaded))
 

@@ -43,7 +43,9 @@ def scale(api: Api, namespace: str, change: Scale) -> None:
 def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Iterator[tuple[str, ProviderError]]:
     """Label and taint the plan's `nodes` as `marks` say. Yield (node, error) for each node that cannot be marked.
 
-    A node that another plan has marked is left alone. Raises ProviderError if the nodes cannot be listed.
+    A node that another plan has marked is left alone, with an error.
+
+    Raises ProviderError if the nodes cannot be listed.
     """
     selector = f"{names.PLAN_LABEL}={plan},{names.NODE_LABEL}"
     marked = {each["metadata"]["name"]: each for each in api.list_all("v1", "Node", "", labelSelector=selector)}

@@ -51,7 +51,7 @@ def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
 
 
 def guess_applied(live: Manifest, manifest: Manifest) -> Manifest:
-    """Return the object that applying `manifest` to `live` would probably give, if the server refuses a dry run of it.
+    """Guess the object that applying `manifest` to `live` would give, where the server refuses a dry run.
 
     Items of lists are matched by their index.
     """

@@ -224,7 +224,11 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
-        """Update the objects and wait until they are ready, also if only readiness was missing. Previews only check."""
+        """Update the objects and wait until they are ready.
+
+        An update that changes nothing waits too, if the last one ended before they were ready. A preview checks and
+        writes nothing.
+        """
         old, new = decode_struct(request.old_inputs), decode_struct(request.news)
         if request.type in occupants.LISTS:
             self._carry_out_list(request, old, new)

@@ -123,9 +123,9 @@ class Switch:
         self._part: Future[None] | None = None  # this rank's part of what the walk waits for
 
     def propose(self, proposal: Proposal) -> None:
-        """Switch to the epoch in the proposal soon. For the first rank, from one thread.
+        """Queue a switch to the proposal's epoch, for the step loop. Only the first rank does so, from one thread.
 
-        Raises EpochError if the document is not of this unit or not of the next epoch, or while another one is decided.
+        Raises EpochError if the document is of another unit or not the next epoch, or if a switch is under way.
         """
         read_epoch(proposal.content, self._launch, self.standing)
         if self._is_proposed:

@@ -83,7 +83,10 @@ class ResumableRequest:
         return len(self._generated)
 
     def try_to_start(self) -> bool:
-        """Start or resume the request at ranks that have room. Return whether it now runs at ranks."""
+        """Start or resume the request at ranks that have room. Return whether it now runs at ranks.
+
+        Gives the request up if the weights that it began with are served no more.
+        """
         ranks = self._resumptions.registry.choose_ranks(self._current_size(), self._request.block_hashes)
         if ranks is None:
             return False

@@ -15,7 +15,7 @@ from runtime.checkpoint import file_digest
 from runtime.errors import RuntimeFailure
 from runtime.gateway.core.tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
 from runtime.gateway.ranks.served_tokenizer import RANKS_FILE, ServedTokenizer
-from runtime.gateway.ranks.served_weights import keep_first, read_first
+from runtime.gateway.ranks.served_weights import keep_first, read_kept
 
 __all__ = ["load_served_tokenizer"]
 
@@ -54,7 +54,7 @@ def _recall_first(memory: Path, digests: str) -> str:
 
     Raises RuntimeFailure if the file cannot be read.
     """
-    first = read_first(memory)
+    first = read_kept(memory)
     if first is not None:
         return first
     try:

@@ -24,7 +24,7 @@ from pathlib import Path
 from runtime.errors import RuntimeFailure
 from runtime.gateway.ranks.rank_connection import Rank
 
-__all__ = ["DIGEST_CHARACTERS", "ServedWeights", "keep_first", "read_first", "restart_hint"]
+__all__ = ["DIGEST_CHARACTERS", "ServedWeights", "keep_first", "read_kept", "restart_hint"]
 
 SERVING = ("ready", "draining")  # states of a rank
 DIGEST_CHARACTERS = 19  # `sha256:` and twelve digits
@@ -42,7 +42,7 @@ class ServedWeights:
         """
         self._file = file
         self._refused: set[Rank] = set()
-        self._digest = None if file is None else read_first(file)
+        self._digest = None if file is None else read_kept(file)
 
     def check(self, rank: Rank, ranks: Iterable[Rank], *, unit_is_ready: bool) -> None:
         """Refuse a rank whose weights differ from the first ready unit's.
@@ -115,8 +115,8 @@ def restart_hint(rank: Rank) -> str:
     return f"{unit} again (here: kill {rank.hello.pid}; in a cluster: kubectl delete pod {unit}-0)"
 
 
-def read_first(file: Path) -> str | None:
-    """Return what `keep_first` wrote to the file; None if there is no file.
+def read_kept(file: Path) -> str | None:
+    """Return the content that the first writer put into the file (`keep_first`); None if there is no file.
 
     Raises RuntimeFailure if the file cannot be read.
     """

@@ -15,7 +15,9 @@ ONE = np.float32(1)
 
 @loop
 def causal_softmax(scores: int, num_heads: int, num_queries: int, num_keys: int) -> None:
-    """Replace scores with their softmax. The last of T queries sees all S keys, each earlier query one key less.
+    """Replace the scores `[H, T, S]` at this address with their softmax.
+
+    The last query sees all keys, each earlier query one key less.
 
     Keys that a query does not see get 0.
     """

@@ -216,9 +216,9 @@ def _sorted(owned: _Owned) -> Ages:
 
 
 def _unused_until(ages: dict[Owner, Ages], excess: int, unused_since_ns: int) -> int:
-    """Return the time in ns: unused blocks last used by then are removed, to save `excess` charges; 0 if none are.
+    """Return the time in ns up to whose last uses blocks are removed, so that their charges sum to `excess`; 0: none.
 
-    Whose blocks they are does not matter. A block is unused if nobody has used it since `unused_since_ns`.
+    Only blocks that nobody has used since `unused_since_ns` are removed, the oldest first, whoever owns them.
     """
     if excess <= 0:
         return 0

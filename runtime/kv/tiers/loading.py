@@ -92,7 +92,7 @@ class Loading:
             self._look_at_clock()
 
     def blocks(self) -> list[Tensor]:
-        """Return the blocks that were loaded, from the first on, `[num_layers, PAGE_TOKENS, latent_dim]` each."""
+        """Return the blocks before the first that is missing, `[num_layers, PAGE_TOKENS, latent_dim]` each."""
         assert self.is_done()
         return [block for block in self._blocks if block is not None]
 
