@@ -14,6 +14,7 @@ DOCS = ROOT / "docs"
 RUNBOOK = DOCS / "operating.md"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
 BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.M | re.S)
+INIT_WRITES = {"--flux": "clusters", "--github": ".github"}  # option of `gitops init` -> the folder that it writes
 PLACEHOLDER = re.compile(r"\b[A-Z]{2,}[|/]|\[|\.\.\.")  # SPEC|PLAN.json, [-f OVERLAY]: how a command is described
 
 
@@ -54,6 +55,25 @@ def test_every_call_in_the_documentation_is_taken(page):
         parser = new_parser("")
         cli._add_commands(parser.add_subparsers(), words)
         parser.parse_args(words[:until])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_rendered_folder_is_named_as_a_whole(page):
+    """Its plan is spread over files of no interest to a user: commands take the folder."""
+    assert re.findall(r"\bdeploy/\S*plan\.json", page.read_text()) == []
+
+
+def test_the_tutorial_commits_what_its_commands_wrote():
+    """Each path of its `git add` is one that `init`, `render` or `gitops init` wrote before, so Git finds it."""
+    blocks = "".join(BLOCK.findall((DOCS / "tutorial.md").read_text()))
+    before, _, after = blocks.partition("git add ")
+    written = {"spec.yaml"} if re.search(r"^tidemill init ", before, re.M) else set()
+    written |= set(re.findall(r" -o (\S+)", before)) | set(re.findall(r" > ?(\w\S*)", before))
+    written |= {folder for option, folder in INIT_WRITES.items() if f" {option} " in before}
+
+    added = after.partition("\n")[0].split()
+    assert "deploy" in added
+    assert set(added) <= written
 
 
 def test_calls_are_found():
