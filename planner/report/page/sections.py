@@ -28,9 +28,7 @@ FIGURES: Mapping[str, tuple[str, Show]] = {
     "kv": ("KV cache", show_kv_cache),
     "why": ("Decided and assumed", show_reasons),
 }
-OF_THE_DAY = {"day", "cost"}
 NODES_INTRO = "Each square is a node. Nodes of a rack stand together, where the spec names racks."
-AS_SCHEDULED = "This is the day as scheduled. kubernetes.controller is not set, so in fact all units stay on."
 
 
 @dataclass(frozen=True)
@@ -45,13 +43,26 @@ class Section:
 
 def sections_of(plan: Plan, before: Plan | None) -> Iterator[Section]:
     """Yield the sections that have figures, in the page's order."""
-    stays_on = any(each.switches_units and not each.kubernetes.controller for each in (before, plan) if each)
-    as_scheduled = AS_SCHEDULED if stays_on else ""
     nodes = (show_nodes(before) if before else None, show_nodes(plan))
-    yield Section("nodes", "Nodes", f"{NODES_INTRO} {as_scheduled}".strip(), [nodes])
+    yield Section("nodes", "Nodes", NODES_INTRO, [nodes])
     for key, (title, show) in FIGURES.items():
         if pairs := _pairs(show, plan, before):
-            yield Section(key, title, as_scheduled if key in OF_THE_DAY else "", pairs)
+            yield Section(key, title, "", pairs)
+
+
+def day_told(plan: Plan, before: Plan | None) -> str:
+    """Return a sentence on which day the page tells if nothing switches the units of a plan; empty otherwise."""
+    sides = {" before the change": before, " after the change": plan} if before else {"": plan}
+    lacking = [when for when, each in sides.items() if each and each.switches_units and not each.kubernetes.controller]
+    if not lacking:
+        return ""
+    when, report = lacking[0] if len(lacking) < len(sides) else "", Report(plan.report or ())
+    nodes, usd = report.text("cluster", "nodes_used"), report.text("cost", "usd_per_day_if_all_are_on")
+    all_on = f" ({nodes} nodes{f' at {usd} a day' if usd else ''})" if nodes and not plan.kubernetes.controller else ""
+    return (
+        "All that follows is the day as scheduled. Only kubernetes.controller switches units, and it is not set"
+        f"{when}: until it is, all units stay on{all_on}."
+    )
 
 
 def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Figure | None, Figure | None]]:

@@ -100,6 +100,19 @@ def test_deepseek_s_day_stands_beside_plans_of_its_spec_alone(shipped):
     assert list(show_published(compile_plan(other), Report(()))) == []
 
 
+def test_the_page_tells_one_day(shipped):
+    """Without a controller the top alone says that all is as scheduled, and what it costs that all units stay on."""
+    spec = check_spec(SPECS / "deepseek-h800.yaml")
+    switched = compile_plan(change_spec(spec, {"kubernetes.controller": {}}))
+    said = "until it is, all units stay on (278 nodes at $106,752 a day)."
+    header, _, rest = plan_page(shipped).partition("</header>")
+
+    assert said in header
+    assert "the day as scheduled" not in rest
+    assert "as scheduled" not in plan_page(switched).partition("</header>")[0]
+    assert "it is not set before the change: until it is, all units stay on." in plan_page(switched, shipped)
+
+
 def test_special_days_have_pictures_of_their_own(plan_of, spec_text):
     """A day with other windows follows the usual one; before the first window the units are those of the last."""
     windows = [
