@@ -57,7 +57,7 @@ OF_A_STATE = {
 
 LISTS = {
     "decided": "Decided by the planner",
-    "assumed": "Assumed: nobody has published or measured it",
+    "assumed": "Assumed: nobody has measured it for this plan",
     "relies_on": "Relied on: only the cluster can show it",
     "defaults": "Left at its default: nobody wrote it",
     "overlay": "Changed by kubernetes.overlay",
@@ -82,7 +82,7 @@ def show_memory(plan: Plan, report: Report) -> Iterator[Figure]:
         in_use = report.find(f"performance.{phase}", "kv_share_in_use")
         marks = [Mark(ends[-2] + float(in_use.value) * (ends[-1] - ends[-2]), "mid")] if in_use else []
         said = f"; {format_value(in_use)} in use at the operating point" if in_use else ""
-        bars.append(Bar(phase, f"{words[-1]} of {whole} for KV: {tokens} tokens{said}", segments, marks))
+        bars.append(Bar(phase, f"{words[-1]} of {whole} are room for KV: {tokens} tokens{said}", segments, marks))
         rows.append((phase, *words, whole, tokens))
     if bars:
         table = Table(("phase", *(MEMORY | KV).values(), "usable in all", "KV tokens that fit"), rows)

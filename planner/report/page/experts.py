@@ -87,7 +87,7 @@ def _by_gpu(phase: str, loads: GpuLoads, bound: float) -> Steps:
 
 def _legend(phase: str, *, has_before: bool) -> dict[str, str]:
     before = {"before": "experts in order, without a map"} if has_before else {}
-    return {f"load {phase}": "with the map", **before, "bound": "the bound that no map is below"}
+    return {f"load {phase}": "with the map", **before, "bound": "with these slots, no map is below this bound"}
 
 
 def _staircase(values: Sequence[float]) -> list[tuple[float, float]]:

@@ -230,6 +230,7 @@ def test_a_change_stands_on_top_with_each_figure_beside_the_earlier_one(spec_fil
     text = page.read_text()
 
     assert text.index("What the change does") < text.index("In short")
+    assert '<a href="#change">What the change does</a><a href="#summary">In short</a>' in text
     assert "restarted</dt><dd>gateway, decode-0: max_requests" in text
     assert text.count('<p class="side">before</p>') == text.count('<p class="side">after</p>') > 0
     assert "before and after alike</p>" in text, "no unit moves"

@@ -113,7 +113,7 @@ def test_how_full_a_decode_gpu_is(page, said):
     memory, in_use = said["memory"]["decode"], said["performance"]["decode"]["kv_tokens_in_use"]
 
     assert (
-        f"of {memory['gpu_bytes'] / 1e9:.1f} GB for KV: {memory['kv_tokens']:,} tokens; "
+        f"of {memory['gpu_bytes'] / 1e9:.1f} GB are room for KV: {memory['kv_tokens']:,} tokens; "
         f"{in_use / memory['kv_tokens']:.1%} in use at the operating point"
     ) in section(page, "memory")
 
