@@ -136,7 +136,7 @@ def test_a_plan_of_before_has_a_page(shipped):
         del document["balance"][phase]["gpu_loads"], document["demand"][phase]["stretches"]
     page = plan_page(Plan.model_validate_json(json.dumps(document)))
 
-    assert "the bound that no map is below" in page
+    assert "with these slots, no map is below this bound" in page
     assert "experts in order" not in page
 
 
