@@ -18,7 +18,7 @@ from planner.plan.plan import Plan
 from planner.problems.errors import CallError, OutputError
 from planner.problems.finding import Finding
 from planner.problems.printable import printable, without_passwords
-from planner.report.page.colours import on_paper
+from planner.report.page.colours import KINDS, on_paper
 from planner.report.page.figures import Bars, Segment, Steps, Table, axis_ticks, bar_reaches, short_number
 from planner.report.page.nodes import Nodes
 from planner.report.page.sections import Section, Shown, sections_of
@@ -254,7 +254,7 @@ def _draw_nodes(panel: Panel, figure: Nodes) -> None:
         tallest = max(tallest, high * (CELL * 0.8 + 0.02) + bool(name) * LINE)
         left += wide * (CELL + 0.02) + RACK_GAP
     sheet.down += tallest + LINE
-    _draw_legend(panel, [(kind, words) for kind, words in figure.legend if kind != "off"])
+    _draw_legend(panel, [(kind, words) for kind, words in figure.legend if kind in KINDS])
     sheet.down += GAP
 
 

@@ -78,10 +78,12 @@ def _cell(plan: Plan, node: Node, unit: PlannedUnit | None) -> Cell:
 
 
 def _legend(plan: Plan, kinds: Collection[str]) -> list[tuple[str, str]]:
-    words = {phase: f"{letter}0, {letter}1, ...: {phase} units" for phase, letter in LETTERS.items()}
+    by_turns = "dark and light by turns"
+    words = {phase: f"{letter}0, {letter}1, ...: {phase} units, {by_turns}" for phase, letter in LETTERS.items()}
     words |= {"spare": "s: a spare", "idle": "idle: no unit is placed there", "unusable": "×: not usable"}
     shown = [(kind, said) for kind, said in words.items() if kind in kinds]
-    return [*shown, ("off", "off at the time chosen")] if plan.switches_units else shown
+    shown += [("off", "off at the time chosen")] if plan.switches_units else []
+    return [*shown, ("lost", "chosen: lost"), ("mate", "other nodes of the units that stop with it")]
 
 
 def _page_data(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -> dict[str, Any]:

@@ -118,6 +118,9 @@ def test_nodes_answer_to_keys_and_to_the_pointer(opened):
     assert "node-1: deepseek-r1-decode-0" in answer.inner_text()
     page.locator('[data-node="20"]').hover()
     assert "node-20: deepseek-r1-prefill-0" in answer.inner_text()
+    legend = page.locator(".nodes .legend").inner_text()
+    assert "decode units, dark and light by turns" in legend
+    assert "chosen: lost\nother nodes of the units that stop with it" in legend
     page.locator("h1").hover()
     assert "node-1: deepseek-r1-decode-0" in answer.inner_text()
     assert page.locator('.racks button[tabindex="0"]').count() == 1
