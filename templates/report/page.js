@@ -71,9 +71,15 @@ function follow(root) {
     line(answer, `${title} lost${when()}: ${stops}${off.length ? `; off: ${offs}` : ""}.`);
   }
   function tellUnit(unit) {
-    const { name, short, phase, nodes } = facts.units[unit];
-    line(answer, `${short} needs all of its nodes: ${nodes}. ${facts.recovery[phase]}`);
+    const { name, short, phase, nodes, leader } = facts.units[unit];
+    line(answer, `${short} needs all of its nodes: ${nodes}. ${leader} is its leader, with rank 0. ${facts.recovery[phase]}`);
     line(answer, "Its pods: ", code(`kubectl -n ${facts.namespace} get pods -l ${facts.label}=${name} -o wide`));
+  }
+  // What to do about a node that is dead, as docs/operating.md says it.
+  function tellWayBack(name, unit) {
+    if (facts.healed.includes(facts.units[unit].phase)) {
+      line(answer, `If ${name} is dead, do nothing: the controller moves the unit to a spare.`);
+    } else line(answer, `If ${name} is dead, bring it back, or let its pods go: `, code(`kubectl delete node ${name}`));
   }
   function tellCall(failing) {
     const known = failing.map((node) => facts.nodes[node]).filter(({ unit, spare }) => unit >= 0 || spare);
@@ -109,6 +115,7 @@ function follow(root) {
       line(answer, "Point at a node, or find one by name, to see what fails with it.");
     }
     if (units.size === 1) tellUnit([...units][0]);
+    if (units.size && chosen.nodes.length === 1) tellWayBack(facts.nodes[chosen.nodes[0]].name, [...units][0]);
     if (units.size) tellCall(chosen.failing);
     clock.textContent = hhmm(Number(slider.value));
     document.documentElement.style.setProperty("--now", slider.value / 14.4);
@@ -121,19 +128,21 @@ function follow(root) {
     kept = choice;
     choose(kept);
   }
-  // Each name once, with what it chooses; a node's name goes before a unit's, and that before a place's.
+  // Each name once, with what it chooses; a node's name goes before a unit's, then a place's, then a mark.
   const named = new Map();
   const add = (name, title, nodes, failing = nodes) => {
     if (name && !named.has(name)) named.set(name, { title, nodes, failing });
   };
   facts.nodes.forEach(({ name }, node) => add(name, name, [node]));
-  facts.units.forEach(({ name, short }, unit) => {
-    const nodes = facts.nodes.flatMap((fact, node) => (fact.unit === unit ? [node] : []));
-    for (const each of [name, short]) add(each, short, nodes, nodes.slice(0, 1)); // one lost node stops the unit
+  const addUnits = (...keys) => facts.units.forEach((fact, unit) => {
+    const nodes = facts.nodes.flatMap((each, node) => (each.unit === unit ? [node] : []));
+    for (const key of keys) add(fact[key], fact.short, nodes, nodes.slice(0, 1)); // one lost node stops the unit
   });
+  addUnits("name", "short");
   for (const kind of ["rack", "leaf switch"]) {
     for (const place of new Set(facts.nodes.map(({ places }) => places[kind]))) add(place, place, inPlace(kind, place));
   }
+  addUnits("mark");
   function find(text) {
     const alike = [...named.keys()].filter((name) => plain(name) === plain(text));
     return named.get(text) ?? (alike.length === 1 ? named.get(alike[0]) : { title: text, nodes: [], failing: [] });

@@ -64,13 +64,8 @@ def show_nodes(plan: Plan) -> Nodes:
 
 def _cell(plan: Plan, node: Node, unit: PlannedUnit | None) -> Cell:
     if unit is not None:
-        mark = f"{LETTERS[unit.phase]}{unit.index}"
-        return Cell(
-            node.index,
-            f"{unit.phase} shade{unit.index % 2}",
-            mark,
-            f"{node.name}, {_short(plan, unit)}",
-        )
+        kind = f"{unit.phase} shade{unit.index % 2}"
+        return Cell(node.index, kind, _mark(unit), f"{node.name}, {_short(plan, unit)}")
     if node.unusable is None:
         return Cell(node.index, "idle", "", f"{node.name}, idle")
     kind, mark = ("spare", "s") if node.is_spare else ("unusable", "×")
@@ -109,7 +104,9 @@ def _page_data(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit
             {
                 "name": unit.name,
                 "short": _short(plan, unit),
+                "mark": _mark(unit),
                 "phase": unit.phase,
+                "leader": unit.nodes[0],
                 "nodes": format_runs(unit.nodes),
             }
             for unit in plan.units
@@ -118,6 +115,7 @@ def _page_data(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit
         "loads": {phase: loads for phase, each in (plan.demand or {}).items() if (loads := _loads(each))},
         "label": names.UNIT_LABEL,
         "namespace": plan.kubernetes.namespace,
+        "healed": [phase for phase in plan.phases if plan.kubernetes.heals and _spares(plan, phase)],
         "recovery": {phase: _say_recovery(plan, phase) for phase in plan.phases},
     }
 
@@ -132,11 +130,14 @@ def _loads(demand: Demand) -> list[tuple[int, float | None]]:
 
 def _say_recovery(plan: Plan, phase: Phase) -> str:
     """Say how, and after how long, a unit of `phase` that lost a node serves again."""
-    spares = spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations)
-    if spares:
+    if spares := _spares(plan, phase):
         return f"On a spare ({first_of(spares)}) it serves again after {ceil(recovery_s(plan.spec) / MINUTE_S)} min."
     hint = suggest_spare(plan.spec, plan.units, phase)
     return f"No node is a spare, so it is out until repair{f'; {hint}' if hint else ''}."
+
+
+def _spares(plan: Plan, phase: Phase) -> Sequence[str]:
+    return spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations)
 
 
 def _units_table(plan: Plan) -> Table:
@@ -166,6 +167,11 @@ def _racks_tables(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedU
 
 def _units_on(plan: Plan, nodes: Sequence[str], unit_of: dict[str, PlannedUnit]) -> dict[str, None]:
     return dict.fromkeys(_short(plan, unit_of[node]) for node in nodes if node in unit_of)
+
+
+def _mark(unit: PlannedUnit) -> str:
+    """Return what stands in a unit's squares, as `d3` of `decode-3`."""
+    return f"{LETTERS[unit.phase]}{unit.index}"
 
 
 def _short(plan: Plan, unit: PlannedUnit) -> str:

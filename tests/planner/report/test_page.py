@@ -180,6 +180,7 @@ def test_nodes_know_the_hours_of_their_units(shipped):
         next(step for step in shipped.schedule.steps if step.at == "03:30").units
     )
     assert [len(cells) for _, cells in shown.racks] == [4] * 69 + [2]
+    assert [each["leader"] for each in shown.facts["units"]] == [unit.nodes[0] for unit in shipped.units]
 
 
 def test_a_lost_unit_s_way_back_is_said(plan_of, spec_text):
@@ -193,6 +194,16 @@ def test_a_lost_unit_s_way_back_is_said(plan_of, spec_text):
         "No node is a spare, so it is out until repair; with cluster.spares: [node-3] the unit serves"
     )
     assert re.fullmatch(r"On a spare \(node-3\) it serves again after \d+ min\.", spare)
+
+
+@pytest.mark.parametrize("more", ["", "\n  controller: {heal: {}}"])
+def test_a_dead_node_s_unit_is_healed_where_there_is_a_spare(plan_of, spec_text, more):
+    """With `heal` and a spare nobody has to do anything; without, the page says what to call."""
+    plan = plan_of(
+        spec_text.replace("nodes: 3", "nodes: 4\n  spares: [node-3]").replace("kubernetes:", f"kubernetes:{more}")
+    )
+
+    assert show_nodes(plan).facts["healed"] == (list(plan.phases) if more else [])
 
 
 def test_a_spec_and_its_plan_give_the_same_page(spec_file, tmp_path, capsys):

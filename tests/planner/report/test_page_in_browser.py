@@ -80,6 +80,9 @@ ANSWERS = {
     "Rack 5": "rack-5 lost at 12:00: stops prefill-0, prefill-1: 2 of 29 prefill units (traffic asks the other 27 for ",
     "decode 8": "stops decode-8: 1 of 9 decode units (traffic asks the other 8 for ",
     "decode-1": "decode-1 needs all of its nodes: node-",
+    "d3": "stops decode-3: 1 of 9 decode units (traffic asks the other 8 for ",
+    "node-1": "is its leader, with rank 0. No node is a spare",
+    "node-21": "If node-21 is dead, bring it back, or let its pods go: kubectl delete node node-21",
     "node-0": "tidemill simulate SPEC --fail node-0@12:00",
     "racks-5": "Nothing here is called racks-5; nearest: rack-5, ",
 }
