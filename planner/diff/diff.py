@@ -41,6 +41,7 @@ COSTS = (
     IF_ALL_ARE_ON,
     "usd_per_million_output_tokens",
     "usd_per_million_input_tokens",
+    "revenue_usd_per_day",
     "margin",
     "answered_share",
     "mean_nodes",

@@ -45,6 +45,7 @@ COSTS = {
     "usd_per_day_if_all_are_on": "each day if all units stay on",
     "usd_per_million_output_tokens": "per million output tokens",
     "usd_per_million_input_tokens": "per million input tokens",
+    "revenue_usd_per_day": "income each day",
     "margin": "margin",
     "mean_nodes": "nodes on average",
 }
@@ -84,7 +85,7 @@ ABSENT = {
     "answered_share": "no traffic",
     "usd_per_million_output_tokens": "no traffic",
     "usd_per_million_input_tokens": "no traffic",
-    "margin": "no token prices",
+    **dict.fromkeys(("revenue_usd_per_day", "margin"), "no token prices"),
 }
 
 

@@ -66,11 +66,21 @@ def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
         if isinstance(value, int | float | str):
             shown = ("no", "yes")[value] if isinstance(value, bool) else value
             unit = "" if isinstance(shown, str) else _unit(name) or _unit(section.rpartition(".")[2])
-            yield Row(section, name, shown, unit, None, None, *_origin(plan, section, name))
+            low, high = _range_over_speeds(plan, section, name)
+            yield Row(section, name, shown, unit, low, high, *_origin(plan, section, name))
         elif isinstance(value, Range):
             yield Row(section, name, value.mid, _unit(name), value.low, value.high, "predicted")
         else:
             yield from _rows(plan, f"{section}.{name}", value)
+
+
+def _range_over_speeds(plan: Plan, section: str, name: str) -> tuple[float | None, float | None]:
+    """Return a day's income or margin at the slowest and at the fastest speed; (None, None) for any other figure."""
+    if section != "cost" or plan.cost is None or name not in ("revenue_usd_per_day", "margin"):
+        return None, None
+    days = {case.name: getattr(case, name) for case in plan.cost.cases}
+    low, high = (days.get(f"the {end} speed") for end in ("slowest", "fastest"))
+    return (None, None) if None in (low, high) or low == high else (low, high)
 
 
 def _named_parts(part: Any) -> Iterator[tuple[str, Any]]:

@@ -97,8 +97,11 @@ def _cost_sentence(report: Report) -> str:
         return "unknown: the spec has no cost section"
     rates = {kind: report.text("cost", f"usd_per_million_{kind}_tokens") for kind in ("output", "input")}
     over = " or ".join(f"{rate} per million {kind}" for kind, rate in rates.items() if rate)
-    income, margin = report.text("cost", "revenue_usd_per_day"), report.text("cost", "margin")
-    earned = f"income {income} at the expected speed, margin {margin}"
+    (income, ends), margin = (
+        report.value_and_range("cost", "revenue_usd_per_day"),
+        report.value_and_range("cost", "margin"),
+    )
+    earned = f"income {income} at the expected speed{f' {ends}' if ends else ''}, margin {' '.join(margin).strip()}"
     line = f"{report.text('cost', 'usd_per_day')} a day{_bill_details(report)}"
     parts = [line, f"{over} tokens, if these bear all of it" if over else "", earned if income else ""]
     return "; ".join(filter(None, parts))

@@ -171,9 +171,8 @@ def show_cost(plan: Plan, report: Report) -> Iterator[Figure]:
     if income is not None:
         incomes = {case.name: case.revenue_usd_per_day for case in cost.cases}
         slow, fast = (incomes.get(f"the {end} speed") or income for end in ("slowest", "fastest"))
-        at = [report.text(f"cost.cases.the {end} speed", "revenue_usd_per_day") for end in ("slowest", "fastest")]
-        ends = f" ({' to '.join(at)})" if all(at) else ""
-        words = f"{report.text('cost', 'revenue_usd_per_day')} a day at the expected speed{ends}"
+        expected, ends = report.value_and_range("cost", "revenue_usd_per_day")
+        words = f"{expected} a day at the expected speed {ends}".strip()
         bars.append(Bar("income", words, [Segment(slow, fast, "range", MONEY["range"])], [Mark(income, "mid")]))
     kinds = {each.kind for bar in bars for each in bar.segments} | {each.kind for bar in bars for each in bar.marks}
     hours, worth = (report.text("cost.freed", name) for name in ("node_hours_per_day", "usd_per_day"))

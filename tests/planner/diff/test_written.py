@@ -75,7 +75,7 @@ def test_equal_figures_share_a_line(change):
         ({"cost": None}, "each day: $10,880 -> no GPU price"),
         ({"traffic": None, "cost.prices": None}, "per million output tokens: $1.3600 -> no traffic"),
         ({"traffic": None, "cost.prices": None}, "peak load, % of capacity: 59.0% -> no traffic"),
-        ({"cost.prices": None}, "margin: 70.3% -> no token prices"),
+        ({"cost.prices": None}, "income each day: $36,670 ($36,454 to $36,670) -> no token prices"),
         ({"cluster.gpu": {"name": "own", "memory": "141GiB"}}, "not predicted: the rates of own are"),
         (None, "each day: $10,880 -> unknown"),
         (None, "assumed figures after the change are unknown: a rendered folder keeps none"),

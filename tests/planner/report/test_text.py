@@ -63,8 +63,8 @@ def test_the_first_lines_answer_what_is_asked(shipped):
     )
     assert lines["cost"] == (
         "$87,072 a day at $2 per GPU-hour as scheduled, $106,752 if all units stay on; $0.5238 per million output or "
-        "$0.1447 per million input tokens, if these bear all of it; income $556,095 at the expected speed, "
-        "margin 84.3%"
+        "$0.1447 per million input tokens, if these bear all of it; income $556,095 at the expected speed "
+        "($292,544 to $561,503), margin 84.3% (70.2% to 84.5%)"
     )
     assert lines["load"] == (
         "as scheduled, decode is short for 8.50 h (03:30-04:00, 06:00-06:30, 07:00-07:30, 10:00-11:00, 14:00-17:00, "
