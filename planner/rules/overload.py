@@ -6,11 +6,13 @@ highest rate waits or is refused, whatever `slo` promises. It stays a warning, s
 """
 
 from collections.abc import Iterator
+from math import ceil
 
 from planner.cost.demand import PhaseLoad
 from planner.estimate.throughput.predict import Prediction
 from planner.facts.quantities import MS_PER_S
 from planner.facts.terms import Phase
+from planner.layout.layout import lay_out
 from planner.problems.finding import Finding
 from planner.rules.rule import Candidate, Rule
 from planner.spec.resolved import ResolvedSpec
@@ -106,7 +108,13 @@ def _offer_units(spec: ResolvedSpec, load: PhaseLoad) -> str:
     if spec.has_windows_of_traffic and units not in spec.document.autos:
         return f"write {units}: auto, for as many as the traffic asks for"
     if load.are_all_on:
-        return f"all {load.phase} units are on then: plan more of them, and more cluster.nodes unless some are free"
+        layout = lay_out(spec, load.phase)
+        num_units = ceil(load.load * layout.num_units)
+        nodes = num_units * layout.nodes_per_unit
+        return (
+            f"all {load.phase} units are on then: plan {num_units:,} of them, which take {nodes:,} nodes, and more "
+            "cluster.nodes unless enough are free"
+        )
     fix = f"turn on more {load.phase} units at that time"
     return f"{fix}, and plan more for {load.all_on_beyond}, when all are on" if load.all_on_beyond else fix
 

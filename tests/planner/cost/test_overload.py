@@ -1,5 +1,6 @@
 """Promises of a day that asks for more than its units make."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -65,7 +66,8 @@ def test_a_phase_of_which_no_unit_is_on_keeps_nothing(spec):
         (
             True,
             "20:00-21:00",
-            "all prefill units are on then: plan more of them, and more cluster.nodes unless some are free",
+            "all prefill units are on then: plan 3 of them, which take 3 nodes, and more cluster.nodes "
+            "unless enough are free",
         ),
     ],
 )
@@ -169,6 +171,18 @@ def test_too_few_places_break_all_promises_in_one_sentence():
     assert found.rule.startswith("W138 asks for 505% of the most tokens")
     assert "refused" in found.reason
     assert found.reason.endswith(", and slo.ttft_ms and slo.tpot_ms are not kept")
+
+
+def test_the_units_that_w138_asks_for_suffice():
+    """With as many units as the warning says, on as many nodes, it is gone."""
+    spec = change_spec(check_spec(SPECS / "deepseek-h800.yaml"), {"schedule": None, "slo": None})
+    spec = change_spec(spec, {"decode.units": 4, "prefill.units": 29, "cluster.nodes": 400})
+    (found,) = (each for each in run_passes(spec).plan.warnings if each.rule.startswith("W138"))
+    units, nodes = map(int, re.search(r"plan (\d+) of them, which take (\d+) nodes", str(found.fix)).groups())
+    enough = run_passes(change_spec(spec, {"decode.units": units}))
+
+    assert nodes == sum(len(unit.nodes) for unit in enough.plan.units_of("decode"))
+    assert [each for each in enough.plan.warnings if each.rule.startswith("W138")] == []
 
 
 def test_too_much_traffic_is_named_where_nothing_is_promised(spec_folder):
