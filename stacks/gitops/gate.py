@@ -138,7 +138,7 @@ def _explain_missed_promises(evidence: Evidence) -> str:
     former = _former_yardsticks(evidence)
     if former is not None:
         again = {name: _explain_promise(name, each, evidence, BY_FORMER) for name, each in former.promises.items()}
-        reasons = {name: reasons.get(name) or again[name] for name in {**reasons, **again}} | {"": _unknown(former)}
+        reasons = {name: reasons.get(name) or again.get(name, "") for name in {**reasons, **again}} | {"": _unknown(former)}
     return "; ".join(filter(None, reasons.values()))
 
 

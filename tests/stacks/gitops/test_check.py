@@ -272,3 +272,19 @@ def test_a_kustomization_that_may_break_the_folder_is_stale(head, capsys):
 
     assert json.loads(document.out)["foreign"] == ["namePrefix of ../prod/kustomization.yaml"]
     assert status == 3
+
+
+def test_a_new_time_zone_is_judged(head, capsys):
+    """It is the one yardstick under which nothing is measured again."""
+    window = '{{at: "00:00", prefill_units: 1, decode_units: 1}}'
+    day = f"\nschedule: {{{{timezone: {{}}, windows: [{window}]}}}}\nslo: {{{{ttft_ms: 1}}}}"
+    for checkout, zone in ((head.parent / "base", "UTC"), (head, "Asia/Shanghai")):
+        with (checkout / "spec.yaml").open("a") as spec:
+            spec.write(day.format(zone))
+        shutil.rmtree(checkout / "deploy")
+        main(["render", str(checkout / "spec.yaml"), "-o", str(checkout / "deploy")])
+    status, said = _run(capsys, *CHECK, "--fail-on", "slo,stale")
+
+    assert status == 3
+    assert "yardstick moved: schedule.timezone UTC -> Asia/Shanghai" in said.out
+    assert "refused by slo: slo.ttft_ms" in said.out
