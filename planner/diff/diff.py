@@ -71,17 +71,19 @@ def compare_plans(
     no_figures: str = "",
     judged: Plan | None = None,
     remeasured: Remeasured = NOTHING_MOVED,
+    added: Sequence[str] = (),
 ) -> Change:
     """Return the effects of changing from the plan `before` to the plan `after`.
 
     `notes` say how the plans were obtained. `files` are the manifests of `after`, if these are rendered already.
     `no_figures` says why `before` has no figures, if not because it is from a rendered folder, which keeps none.
     `judged` is `before` with its figures for the expert loads of `after`, as `former.py` makes it. `remeasured` is
-    `after` under the yardsticks of `before`, as `yardsticks.py` makes it.
+    `after` under the yardsticks of `before`, as `yardsticks.py` makes it. `added` names what else
+    changes in pod templates.
 
     Raises InfeasibleError if an engine cannot run its plan, because there are no pods to compare then.
     """
-    units = compare_pods(before, after, files)
+    units = compare_pods(before, after, files, added)
     loads = compare_loads(before, after, is_judged=judged is not None and judged is not before)
     before = judged or before
     hours = cut_hours(before, after, remeasured.plan)

@@ -39,22 +39,27 @@ IGNORED_LAUNCH_FIELDS = {
 }  # fields that are names, or that the pod shows too
 
 
-def compare_pods(before: Plan, after: Plan, files: Mapping[str, str] | None = None) -> tuple[UnitChange, ...]:
+def compare_pods(
+    before: Plan, after: Plan, files: Mapping[str, str] | None = None, added: Sequence[str] = ()
+) -> tuple[UnitChange, ...]:
     """Return what happens to the pods of each unit, of the gateway and of the controller.
 
-    `files` are the manifests of `after`, if these are rendered already. Raises InfeasibleError if one of the plans
-    cannot be rendered.
+    `files` are the manifests of `after`, if these are rendered already. `added` names differences in what is added to
+    rendered objects, such as another image: these restart all pods. Raises InfeasibleError if one of the plans cannot
+    be rendered.
     """
     old, new = pods_of_workloads(before), pods_of_workloads(after, files)
-    return tuple(_compare_workload(name, old.get(name), new.get(name), before, after) for name in {**new, **old})
+    return tuple(_compare_workload(name, old.get(name), new.get(name), before, after, added) for name in {**new, **old})
 
 
-def _compare_workload(name: str, old: Pods | None, new: Pods | None, before: Plan, after: Plan) -> UnitChange:
+def _compare_workload(
+    name: str, old: Pods | None, new: Pods | None, before: Plan, after: Plan, added: Sequence[str]
+) -> UnitChange:
     phase = _phase(name, before if new is None else after)
     if old is None or new is None:
         change: Fate = "new" if old is None else "removed"
         return UnitChange(name=name, phase=phase, change=change, why=(), values={}, in_turn=False)
-    causes = _causes(name, old, new, before, after)
+    causes = _causes(name, old, new, before, after) | dict.fromkeys(added)
     why = tuple(causes)
     is_moved = before.nodes_by_unit.get(name) != after.nodes_by_unit.get(name)
     return UnitChange(
@@ -63,7 +68,8 @@ def _compare_workload(name: str, old: Pods | None, new: Pods | None, before: Pla
         change="kept" if not why else "moved" if is_moved else "restarted",
         why=why,
         values={cause: values for cause, values in causes.items() if values is not None},
-        in_turn=bool(why) and _takes_turns(name, old, new, before, after),
+        in_turn=bool(why)
+        and _takes_turns(name, old, new, before, after, has_same_image=not added and old.image == new.image),
     )
 
 
@@ -72,7 +78,7 @@ def _phase(name: str, plan: Plan) -> Workload:
     return phase or ("gateway" if name == names.gateway_name(plan.name) else "controller")
 
 
-def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> bool:
+def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan, *, has_same_image: bool) -> bool:
     """Return whether a workload changes in turn: while others serve, when the controller or else the provider says so.
 
     Both need the same KV format before and after. The provider's turns need the same nodes as well
@@ -87,7 +93,7 @@ def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> 
     if (old.kind, old.namespace) != (new.kind, new.namespace) or old_kv != new_kv or new_kv[0] is None:
         return False
     if after.kubernetes.controller and new.kind == "LeaderWorkerSet":
-        is_foreign = after.engine != OURS and len(after.phases) > 1 and old.image != new.image
+        is_foreign = after.engine != OURS and len(after.phases) > 1 and not has_same_image
         return not is_foreign and not _waits_for_itself(name, before, after)
     affinities = [each.template["spec"].get("affinity") for each in (old, new)]
     return bool(old.group == new.group and affinities[0] == affinities[1])
