@@ -11,9 +11,9 @@ are read in its own checkout, and those that the base names in the base's.
 """
 
 import os
-import re
+from collections.abc import Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 
@@ -30,17 +30,13 @@ from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, OutputError, SpecError
 from planner.report.columns import numeric_order
 from stacks.gitops.gate import CHECK, Condition, find_objections, gather_evidence
-from stacks.gitops.kustomized import find_changed_fields
+from stacks.gitops.kustomized import Builders, differing_additions, disallowed_fields, read_builders
 from stacks.gitops.refusals import link_refused, refused
 from stacks.gitops.report import Report
+from stacks.gitops.tree import list_files
 
 __all__ = ["Baseline", "Call", "check_change", "read_baseline", "require_call"]
 
-# Files that tools read in a folder besides the rendered ones, or in their place. Sources:
-# kubernetes-sigs/kustomize api/konfig (RecognizedKustomizationFileNames), argoproj/argo-cd
-# reposerver/repository/repository.go (mergeSourceParameters), fluxcd/pkg sourceignore/sourceignore.go
-# (LoadIgnorePatterns).
-READ_BY_TOOLS = re.compile(r"kustomization\.yml|Kustomization|\.argocd-source(-.*)?\.yaml|\.sourceignore")
 OTHER_FOLDER = (
     "the base's folder is not what the base's spec renders: give the -f that it was rendered with, or render it there"
 )
@@ -64,6 +60,7 @@ class Baseline:
     plan: Plan | None = None
     unknown: str = ""  # why its figures are unknown
     stale: tuple[str, ...] = ()  # files of its folder that are not as its spec renders them
+    builders: Builders = field(default_factory=dict)  # kustomizations that build on its folder
 
     def notes(self, folder: Path) -> tuple[str, ...]:
         """Return the warning that the base's folder is stale, if it is; otherwise nothing."""
@@ -143,13 +140,15 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     require_same_name(call.folder, kept, plan)
     files = files_of(plan, kept)
     stale = stale_files(call.folder, files)
-    baseline = Baseline(kept) if call.base is None else _read_base(call, call.base)
+    builders = _read_builders(call.folder)
+    baseline = Baseline(kept, builders=builders) if call.base is None else _read_base(call, call.base)
     change = None
     if baseline.plan is not None:
         notes, judged = baseline.notes(call.folder), judge_former(baseline.plan, found)
         remeasured = measure_by_former(baseline.plan, found)
-        change = compare_plans(baseline.plan, plan, notes, files, baseline.unknown, judged, remeasured)
-    foreign = _find_foreign_files(call.folder)
+        added = differing_additions(baseline.builders, builders)
+        change = compare_plans(baseline.plan, plan, notes, files, baseline.unknown, judged, remeasured, added)
+    foreign = (*_find_foreign_files(call.folder, {*files, *stale}), *disallowed_fields(builders))
     asked = {each.word for each in call.conditions}
     shared = _find_shared_nodes(call.folder, plan) if "nodes" in asked else {}
     objections = find_objections(
@@ -168,24 +167,31 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
 
 def _read_base(call: Call, base: Path) -> Baseline:
     with _confine_reads(call, base):
-        return read_baseline(call, base)
+        return replace(read_baseline(call, base), builders=_read_builders(base / call.folder))
 
 
-def _find_foreign_files(folder: Path) -> tuple[str, ...]:
-    """Return what makes a GitOps tool apply something other than the rendered folder.
-
-    That is: files in or above the folder (paths relative to it), and fields of kustomizations elsewhere that include
-    it, such as `namePrefix of ../prod/kustomization.yaml`.
-
-    Flux applies the `.sourceignore` of each folder to everything below that folder.
-    """
-    names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
+def _read_builders(folder: Path) -> Builders:
     whole = Path(os.path.abspath(folder))
+    return read_builders(whole, _checkout_of(whole))
+
+
+def _find_foreign_files(folder: Path, known: Collection[str]) -> tuple[str, ...]:
+    """Return the files that may make a GitOps tool apply something other than the rendered folder.
+
+    That is: files in the folder that are not `known`, and each `.sourceignore` above it. Paths are relative to it.
+
+    No list of names would do: Argo CD takes a folder with a file `*Chart.yaml` for a Helm chart, reads others by the
+    patterns of its plugins, and applies `.argocd-source*.yaml` (argoproj/argo-cd, util/app/discovery/discovery.go and
+    reposerver/repository/repository.go); Kustomize knows three names (kubernetes-sigs/kustomize, api/konfig). Flux
+    applies the `.sourceignore` of each folder to everything below that folder (fluxcd/pkg, sourceignore).
+    """
+    whole = Path(os.path.abspath(folder))
+    found = list_files(folder) if folder.is_dir() else ()
+    foreign = {str(each.relative_to(folder)) for each in found} - set(known)
     above = [each for each in whole.parents if each.is_relative_to(_checkout_of(whole)) or each == Path.cwd()]
-    ignoring = [*folder.glob("*/**/.sourceignore"), *(each / ".sourceignore" for each in above)]
-    foreign = {name for name in names if READ_BY_TOOLS.fullmatch(name)}
-    foreign |= set(find_changed_fields(whole, _checkout_of(whole)))
-    return tuple(sorted(foreign | {os.path.relpath(each, folder) for each in ignoring if os.path.lexists(each)}))
+    ignoring = (each / ".sourceignore" for each in above)
+    foreign |= {os.path.relpath(each, folder) for each in ignoring if os.path.lexists(each)}
+    return tuple(sorted(foreign))
 
 
 def _find_shared_nodes(folder: Path, plan: Plan) -> dict[str, list[str]]:

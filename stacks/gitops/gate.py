@@ -6,7 +6,7 @@
     capacity    less of the day's traffic is answered than before, a phase's peak load rises above its capacity, or
                 units miss demand at an hour of any day that they did not miss before
     cost+10%    a day, ordinary or not, costs over 10 % more than before
-    stale       rendering the spec into its folder again would change a file, or a tool would read a foreign one there
+    stale       rendering the spec into its folder again would change a file, or a tool may read another one there
     nodes       another environment's units are on nodes of this one's
 
 A change may move the yardsticks: traffic, promises, the load of predictions, prices. Then slo, capacity and cost are
@@ -138,7 +138,9 @@ def _explain_missed_promises(evidence: Evidence) -> str:
     former = _former_yardsticks(evidence)
     if former is not None:
         again = {name: _explain_promise(name, each, evidence, BY_FORMER) for name, each in former.promises.items()}
-        reasons = {name: reasons.get(name) or again.get(name, "") for name in {**reasons, **again}} | {"": _unknown(former)}
+        reasons = {name: reasons.get(name) or again.get(name, "") for name in {**reasons, **again}} | {
+            "": _unknown(former)
+        }
     return "; ".join(filter(None, reasons.values()))
 
 
@@ -173,7 +175,7 @@ def _explain_stale_files(evidence: Evidence) -> str:
         changes = f"tidemill render would change {counted(len(names), 'file')}: {first_of(names)}"
         reasons.append(f"{changes}; render again, and commit the folder")
     if evidence.foreign:
-        reasons.append(f"GitOps tools read {first_of(evidence.foreign)} too, which nobody rendered: remove it")
+        reasons.append(f"GitOps tools may read {first_of(evidence.foreign)} too, which nobody rendered: remove it")
     return "; ".join(reasons)
 
 

@@ -1,7 +1,11 @@
 """`tidemill gitops check` in two checkouts: that of the branch, and that of the change."""
 
+import contextlib
 import json
+import os
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -69,16 +73,16 @@ def test_a_base_that_was_stale_is_named_first(head, capsys):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["kustomization.yml", "Kustomization", ".argocd-source.yaml", ".argocd-source-prod.yaml", ".sourceignore"],
+    "name", ["Kustomization", ".argocd-source.yaml", "aChart.yaml", "templates/a.yaml", "README.md"]
 )
-def test_a_file_that_a_tool_would_read_is_foreign(name, head, capsys):
-    """A GitOps tool would apply something else than was rendered and reviewed."""
+def test_a_file_that_nobody_rendered_is_foreign(name, head, capsys):
+    """Whatever its name, and be it a link, a GitOps tool may apply something else than was rendered and reviewed."""
+    (head / "deploy" / name).parent.mkdir(exist_ok=True)
     (head / "deploy" / name).symlink_to("../spec.yaml")
     status, said = _run(capsys, *CHECK, "--fail-on", "stale")
 
     assert status == 3
-    assert f"refused by stale: GitOps tools read {name} too, which nobody rendered" in said.out
+    assert f"refused by stale: GitOps tools may read {name} too, which nobody rendered" in said.out
 
 
 @pytest.mark.parametrize("place", [".", "deploy/plan"])
@@ -89,15 +93,24 @@ def test_flux_heeds_a_sourceignore_in_every_folder(place, head, capsys):
     name = "../.sourceignore" if place == "." else "plan/.sourceignore"
 
     assert status == 3
-    assert f"refused by stale: GitOps tools read {name} too, which nobody rendered" in said.out
+    assert f"refused by stale: GitOps tools may read {name} too, which nobody rendered" in said.out
 
 
-def test_other_files_in_the_folder_are_nobodys_business(head, capsys):
-    """Nothing applies them, and rendering leaves them."""
-    (head / "deploy" / "README.md").write_text("ours")
-    (head / "deploy" / "secret.yaml").write_text("kind: Secret")
+def test_a_folder_may_nest_deeper_than_calls(head, capsys):
+    """Who changes a spec chooses how deep its checkout nests."""
+    names = ["a"] * 1500
+    try:
+        with contextlib.chdir(head / "deploy"):
+            for name in names:
+                os.mkdir(name)
+                os.chdir(name)
+            Path("b").touch()
+        status, said = _run(capsys, *CHECK, "--format", "json")
+    finally:
+        subprocess.run(["rm", "-r", str(head / "deploy" / "a")], check=True)  # pytest cannot remove it
 
-    assert _run(capsys, *CHECK, "--fail-on", "stale")[0] == 0
+    assert status == 0
+    assert json.loads(said.out)["foreign"] == ["/".join([*names, "b"])]
 
 
 def test_a_link_in_the_place_of_a_rendered_file_is_refused(head, capsys):
@@ -288,3 +301,17 @@ def test_a_new_time_zone_is_judged(head, capsys):
     assert status == 3
     assert "yardstick moved: schedule.timezone UTC -> Asia/Shanghai" in said.out
     assert "refused by slo: slo.ttft_ms" in said.out
+
+
+def test_another_image_from_a_kustomization_restarts_pods(head, capsys):
+    """It takes the place of the rendered one, so the pods that it ends count like those of a changed spec."""
+    for checkout, tag in ((head.parent / "base", 1), (head, 2)):
+        (checkout / ".git").mkdir()
+        (checkout / "prod").mkdir()
+        text = f"resources: [../deploy]\nimages: [{{name: tidemill-runtime, newTag: '{tag}'}}]\n"
+        (checkout / "prod" / "kustomization.yaml").write_text(text)
+    status, said = _run(capsys, *CHECK, "--fail-on", "outage,stale")
+
+    assert status == 3
+    assert "restarted gateway, prefill-0, decode-0: images of ../prod/kustomization.yaml" in " ".join(said.out.split())
+    assert "refused by outage: outage" in said.out

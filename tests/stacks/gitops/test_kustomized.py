@@ -2,7 +2,8 @@
 
 import pytest
 
-from stacks.gitops.kustomized import find_changed_fields
+from planner.facts.files import only_within
+from stacks.gitops.kustomized import differing_additions, disallowed_fields, read_builders
 
 
 @pytest.fixture
@@ -42,7 +43,23 @@ def checkout(tmp_path):
         ("NamePrefix: prod-", ["NamePrefix of ../prod/kustomization.yaml"]),
         ("namePrefix: 2001-99-99", ["namePrefix of ../prod/kustomization.yaml"]),
         ("namePrefix: prod-\n---\n{}", ["namePrefix of ../prod/kustomization.yaml"]),
-        ("labels: 3\nbases: 4", []),
+        ("labels: 3\nbases: 4\nimages: 5", []),
+        ("images: [{<<: {name: a}}]", ["images[0].<< of ../prod/kustomization.yaml"]),
+        *(
+            (f"commonAnnotations: {{{key}: a}}", [f"commonAnnotations.{key} of ../prod/kustomization.yaml"])
+            for key in (
+                "config.kubernetes.io/local-config",
+                "argocd.argoproj.io/hook",
+                "kustomize.toolkit.fluxcd.io/reconcile",
+                "pulumi.com/skipAwait",
+                "helm.sh/hook",
+                "kueue.x-k8s.io/queue-name",
+            )
+        ),
+        (
+            "labels: [{pairs: {istio-injection: a, example.com/team: b, mykubernetes.io/a: c}}]",
+            ["labels[0].pairs.istio-injection of ../prod/kustomization.yaml"],
+        ),
     ],
 )
 def test_kustomize_may_add_labels_annotations_and_images_alone(content, named, checkout):
@@ -53,7 +70,7 @@ def test_kustomize_may_add_labels_annotations_and_images_alone(content, named, c
     (checkout / "eu" / "kustomization.yaml").write_text("resources: [../prod]\nnameSuffix: -eu\n")
     (checkout / "other" / "kustomization.yaml").write_text("resources: [a.yaml]\nnamePrefix: other-\n")
 
-    found = find_changed_fields(checkout / "deploy", checkout)
+    found = disallowed_fields(read_builders(checkout / "deploy", checkout))
 
     assert found == sorted(["nameSuffix of ../eu/kustomization.yaml", *named])
 
@@ -63,7 +80,7 @@ def _changed_fields(checkout, *contents):
     for place, content in enumerate(contents):
         (checkout / f"k{place}").mkdir()
         (checkout / f"k{place}" / "kustomization.yaml").write_text(content)
-    return find_changed_fields(checkout / "deploy", checkout)
+    return disallowed_fields(read_builders(checkout / "deploy", checkout))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +98,18 @@ def test_a_kustomization_of_the_folders_files_builds_on_the_folder(base, checkou
     assert "namespace of ../k0/kustomization.yaml" in _changed_fields(checkout, f"{base}\nnamespace: prod\n")
 
 
-@pytest.mark.parametrize("content", ["[", "\xff", "<<: {resources: [../deploy]}", f"a: {'x' * 2**18}", "? [a]\n: b"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[",
+        "\xff",
+        "<<: {resources: [../deploy]}",
+        f"a: {'x' * 2**18}",
+        "? [a]\n: b",
+        "[!!binary aaaa]",
+        "{a: " * 30_000,
+    ],
+)
 def test_a_kustomization_that_cannot_be_read_is_named(content, checkout):
     """It may build on the folder."""
     (checkout / "k0").mkdir()
@@ -106,3 +134,41 @@ def test_a_long_chain_and_aliases_of_aliases_are_read_once(checkout):
     chain = [f"resources: [../k{place - 1}]\n" for place in range(1, 300)]
 
     assert len(_changed_fields(checkout, f"resources: [../deploy]\n{bomb}", *chain, "resources: [../k299]\n")) == 30
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ("images: [{name: a, newTag: '1'}]", "images: [{name: a, newTag: '2'}]", ["images"]),
+        ("", "images: [{name: a, newTag: '1'}]", ["images"]),
+        ("commonAnnotations: {a: b}", "", ["commonAnnotations"]),
+        ("labels: [{pairs: {a: b}}]", "labels: [{pairs: {a: c}}]", []),
+        ("labels: [{pairs: {a: b}}]", "labels: [{pairs: {a: b}, includeTemplates: true}]", ["labels"]),
+        ("images: [{name: a}, {name: b}]", "images: [&b {name: b}, {name: a}, *b]", []),
+    ],
+)
+def test_what_reaches_pods_is_named_where_it_differs(before, after, named, checkout):
+    """Kustomize puts images and annotations into pod templates, and labels if it is told to."""
+    (checkout / "prod").mkdir()
+    builders = []
+    for content in (before, after):
+        (checkout / "prod" / "kustomization.yaml").write_text(f"resources: [../deploy]\n{content}\n")
+        builders.append(read_builders(checkout / "deploy", checkout))
+
+    assert differing_additions(*builders) == tuple(f"{each} of ../prod/kustomization.yaml" for each in named)
+
+
+@pytest.mark.parametrize("target", ["file", "folder", "nothing"])
+def test_a_link_out_of_the_checkout_does_not_tell_where_it_leads(target, tmp_path):
+    """A file, a folder and nothing get one answer."""
+    outside = tmp_path / "outside"
+    (tmp_path / "checkout" / "k").mkdir(parents=True)
+    (tmp_path / "checkout" / "k" / "kustomization.yaml").symlink_to(outside)
+    if target == "folder":
+        outside.mkdir()
+    elif target == "file":
+        outside.write_text("resources: []")
+    with only_within([tmp_path / "checkout"]):
+        builders = read_builders(tmp_path / "checkout" / "deploy", tmp_path / "checkout")
+
+    assert disallowed_fields(builders) == ["../k/kustomization.yaml (which cannot be read here)"]
