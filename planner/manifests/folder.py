@@ -30,6 +30,7 @@ from planner.problems.finding import Finding
 ATTRIBUTES = ".gitattributes"
 FOLDED = "* linguist-generated gitlab-generated\n"  # makes GitHub and GitLab fold the files in pull requests
 PARTIAL = ".partial"  # name of a file while it is being written
+OTHER_NAME = "give its spec with the -f of its environment, or another folder; render --anew replaces it"
 NOT_OURS = "S902 must be empty or written by tidemill render"
 
 
@@ -42,8 +43,8 @@ def kept_plan(folder: Path) -> Plan | None:
         return join_plan(folder) if _is_rendered(folder) else None
 
 
-def require_same_name(folder: Path, kept: Plan | None, plan: Plan) -> None:
-    """Raise CallError if `kept`, the folder's plan, has another name or namespace than `plan`.
+def require_same_name(folder: Path, kept: Plan | None, plan: Plan, fix: str = OTHER_NAME) -> None:
+    """Raise CallError with `fix` if `kept`, the folder's plan, has another name or namespace than `plan`.
 
     Applying the folder would then end all pods of the kept plan.
     """
@@ -52,7 +53,6 @@ def require_same_name(folder: Path, kept: Plan | None, plan: Plan) -> None:
     old, new = (f"{each.name} in namespace {each.kubernetes.namespace}" for each in (kept, plan))
     if old != new:
         rule, reason = f"S902 must be the folder of {new}", f"it is that of {old}"
-        fix = "give its spec with the -f of its environment, or another folder; render --anew replaces it"
         raise _refused(folder, rule, reason, fix)
 
 

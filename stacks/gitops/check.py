@@ -37,6 +37,7 @@ from stacks.gitops.tree import list_files
 
 __all__ = ["Baseline", "Call", "check_change", "read_baseline", "require_call"]
 
+RENAMED = "render it into a folder of its own, and remove this one in a later change, once clients use the new one"
 OTHER_FOLDER = (
     "the base's folder is not what the base's spec renders: give the -f that it was rendered with, or render it there"
 )
@@ -142,6 +143,7 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     stale = stale_files(call.folder, files)
     builders = _read_builders(call.folder)
     baseline = Baseline(kept, builders=builders) if call.base is None else _read_base(call, call.base)
+    require_same_name(call.folder, baseline.plan, plan, RENAMED)
     change = None
     if baseline.plan is not None:
         notes, judged = baseline.notes(call.folder), judge_former(baseline.plan, found)

@@ -315,3 +315,16 @@ def test_another_image_from_a_kustomization_restarts_pods(head, capsys):
     assert status == 3
     assert "restarted gateway, prefill-0, decode-0: images of ../prod/kustomization.yaml" in " ".join(said.out.split())
     assert "refused by outage: outage" in said.out
+
+
+@pytest.mark.parametrize("change", ["name: other", "kubernetes: {namespace: other}"])
+def test_what_runs_is_not_renamed(change, head, capsys):
+    """Service, gateway, controller and units of the old name would end, though those of the new one start."""
+    for checkout, text in ((head.parent / "base", "{}"), (head, change)):
+        (checkout / "prod.yaml").write_text(text)
+    main(["render", "spec.yaml", "-f", "prod.yaml", "-o", "deploy", "--anew"])
+    status, said = _run(capsys, *CHECK, "-f", "prod.yaml")
+
+    assert status == 2
+    assert "deploy: must be the folder of" in said.err
+    assert "render it into a folder of its own, and remove this one in a later change" in said.err
