@@ -143,6 +143,13 @@ class Yardsticks(Part):
     unknown: str  # why nobody knows these figures; empty if they are known
 
 
+class ClientField(Part):
+    """A field of the spec that callers of the service notice, and which differs between the old and the new plan."""
+
+    path: str
+    values: tuple[str, str] | None  # old and new; None for names of Secrets
+
+
 class DecisionSides(Part):
     """A size of a phase's units that the planner decided: in the old and in the new plan, and why the new one."""
 
@@ -205,6 +212,7 @@ class Change(Part):
     compared: tuple[str, ...]  # how the two plans were obtained
     loads: Maybe[LoadSides] = None  # None if both plans were made for the same expert loads
     yardsticks: Maybe[Yardsticks] = None  # None if the change moves none
+    clients: tuple[ClientField, ...]  # what callers have to change at the same time
     decided: tuple[DecisionSides, ...]
     units: tuple[UnitChange, ...]
     experts: ExpertMoves

@@ -20,6 +20,7 @@ from planner.diff.change import (
     WarningSides,
     Yardsticks,
 )
+from planner.diff.clients import find_client_fields
 from planner.diff.experts import count_expert_moves, estimate_weight_reads
 from planner.diff.former import compare_loads
 from planner.diff.hours import Hour, cut_hours
@@ -102,6 +103,7 @@ def compare_plans(
         compared=tuple(notes),
         loads=loads,
         yardsticks=_yardsticks(before, after, remeasured),
+        clients=tuple(find_client_fields(before, after)),
         decided=tuple(_decisions(before, after)),
         units=units,
         experts=count_expert_moves(before, after),

@@ -81,7 +81,8 @@ def _phase(name: str, plan: Plan) -> Workload:
 def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan, *, has_same_image: bool) -> bool:
     """Return whether a workload changes in turn: while others serve, when the controller or else the provider says so.
 
-    Both need the same KV format before and after. The provider's turns need the same nodes as well
+    Both need the same KV format and certificates before and after: otherwise old and new pods do not
+    talk to each other. The provider's turns need the same nodes as well
     (`stacks/provider/rollout.py`). The controller waits with a turn until the unit's new nodes are free, but units that
     wait for each other's nodes change together. Units of another engine whose image changes do not change in turn,
     because its router might join old and new ones.
@@ -91,6 +92,8 @@ def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan, *, 
         [plan.launch_documents.get(file, {}).get(key) for key in ("kv_digest", "engine")] for plan in (before, after)
     )
     if (old.kind, old.namespace) != (new.kind, new.namespace) or old_kv != new_kv or new_kv[0] is None:
+        return False
+    if before.kubernetes.tls != after.kubernetes.tls:
         return False
     if after.kubernetes.controller and new.kind == "LeaderWorkerSet":
         is_foreign = after.engine != OURS and len(after.phases) > 1 and not has_same_image

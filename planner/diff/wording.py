@@ -110,6 +110,7 @@ def topics(change: Change) -> tuple[Topic, ...]:
     found = (
         Topic("compared", change.compared, 4),
         Topic("verdict", verdicts(change), 8),
+        Topic("clients", tuple(_clients(change)), 2),
         *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDING_FATES else 2) for fate in FATES),
         Topic("kept", tuple(_units(change, "kept")), 2, is_detail=True),
         Topic("experts", tuple(_experts(change)), 4),
@@ -247,6 +248,14 @@ def _nodes(change: Change) -> Iterator[str]:
             runs = group_numbered(sorted(nodes, key=numeric_order))
             names = [f"{run[0]} to {run[-1]}" if len(run) > 1 else run[0] for run in runs]
             yield f"{counted(len(nodes), 'node')} {word}: {_join_limited(names, MAX_RUNS)}"
+
+
+def _clients(change: Change) -> Iterator[str]:
+    fields = [
+        each.path if each.values is None else f"{each.path} {' -> '.join(each.values)}" for each in change.clients
+    ]
+    if fields:
+        yield f"get errors until they change too: {', '.join(fields)}"
 
 
 def _yardsticks(change: Change) -> Iterator[str]:

@@ -74,6 +74,18 @@ def test_a_value_of_the_users_own_is_not_repeated(engine, change, why, spec):
     assert [(each.why, each.values) for each in restarted] == [(why, {})] * len(UNITS)
 
 
+@pytest.mark.parametrize("tls", [None, {"issuer": "another"}])
+def test_with_other_certificates_no_unit_changes_in_turn(tls, spec):
+    """Its gateway would not talk to the units that have changed already."""
+    old, new, other = (
+        compile_plan(change_spec(spec, {"kubernetes.controller": {}, "kubernetes.tls": {"issuer": "ca"}} | each))
+        for each in ({}, {"kubernetes.tls": tls}, {"kubernetes.image": "another:2"})
+    )
+
+    assert [each.in_turn for each in compare_pods(old, new) if each.phase in old.phases] == [False, False]
+    assert [each.in_turn for each in compare_pods(old, other) if each.phase in old.phases] == [True, True]
+
+
 def test_the_order_of_variables_is_in_a_template(spec):
     """Pods restart although no field has another value."""
     ordered, turned = (
