@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.facts.digest import digest_of_bytes
-from planner.facts.files import read_file
+from planner.facts.files import read_optional_file
 from planner.problems.finding import Finding
 
 MANIFEST = "tidemill-checkpoint.json"
@@ -23,15 +23,12 @@ def read_weights_digest(config: Path, written: str, config_digest: str) -> str |
 
     The manifest lies beside `config`; `written` is the config's path as the spec writes it.
     """
-    path = config.with_name(MANIFEST)
-    if not path.exists():
-        return None
-    if not path.is_file():  # reading a FIFO would wait for a writer
-        return _wrong(written, f"{MANIFEST} is not a file")
     try:
-        content = read_file(path, MAX_BYTES)
+        content = read_optional_file(config.with_name(MANIFEST), MAX_BYTES)
     except OSError as error:
-        return _wrong(written, error.strerror or str(error))
+        return _wrong(written, f"{MANIFEST} cannot be read: {error.strerror or error}")
+    if content is None:
+        return None
     document = _parsed(content)
     if document.get("version") != VERSION or not isinstance(document.get("files"), dict):
         return _wrong(written, f"{MANIFEST} is no manifest of version {VERSION}")

@@ -58,6 +58,20 @@ def read_file(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
     return content
 
 
+def read_optional_file(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes | None:
+    """Return the content of a file; None if the path has none, nor a link.
+
+    Raises OSError as `read_file` does, and for what is no file: reading a pipe would wait for a writer. A path that
+    leads outside the allowed folders gets the same error whether or not something is there.
+    """
+    _require_within_bounds(path)
+    if not os.path.lexists(path):
+        return None
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a file")
+    return read_file(path, most_bytes)
+
+
 def explain_unreadable(error: OSError, base: str = "this file's folder") -> tuple[str, str]:
     """Return (reason, fix) for a file that a user named and that cannot be read. Paths are relative to `base`."""
     fix = f"give the path relative to {base}"

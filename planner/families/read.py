@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from planner.facts.digest import digest_of_bytes
-from planner.facts.files import explain_unreadable, read_file
+from planner.facts.files import explain_unreadable, read_file, read_optional_file
 from planner.facts.model import Model
 from planner.families.module_names import Unreadable
 from planner.families.quantised import BESIDE, Unplanned, apply_form, read_form, read_kv_precision
@@ -96,13 +96,10 @@ class _QuantisationFile:
 def _read_quantisation_file(path: Path, written: str) -> _QuantisationFile | Finding | None:
     """Return the first quantisation file (`BESIDE`) beside config.json, None, or the finding that the file is wrong."""
     for name, method in BESIDE.items():
-        file = path.with_name(name)
-        if not file.exists():
-            continue
-        if not file.is_file():  # reading a FIFO would wait for a writer
-            return _refuse_quantisation(written, name, "it is not a file")
         try:
-            content = read_file(file, MAX_CONFIG_BYTES)
+            content = read_optional_file(path.with_name(name), MAX_CONFIG_BYTES)
+            if content is None:
+                continue
             said = json.loads(content)
         except OSError as error:
             return _refuse_quantisation(written, name, error.strerror or str(error))

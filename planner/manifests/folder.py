@@ -170,7 +170,8 @@ def _replace_files(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _is_rendered(folder: Path) -> bool:
-    return (folder / KUSTOMIZATION).is_file() and is_stamped(_text_of(folder / KUSTOMIZATION))
+    path = folder / KUSTOMIZATION
+    return (path.is_symlink() or path.is_file()) and is_stamped(_text_of(path))
 
 
 def _files_that_are_ours(folder: Path, files: Mapping[str, str]) -> dict[str, str]:

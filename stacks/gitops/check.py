@@ -6,8 +6,8 @@ own folder has the change already. The new plan is planned near the own folder's
 A folder keeps no estimates. So the figures before the change are those of the base's spec, planned near the base's
 folder; they count where that comes to the plan in the folder. Otherwise nobody knows them, and the report says so.
 
-A stranger may have written the change. So no link may lead to SPEC, FOLDER or an overlay. Files that the change names
-are read in its own checkout, and those that the base names in the base's.
+A stranger may have written the change. So no link may lead to SPEC, FOLDER or an overlay, or lie in FOLDER. Files that
+the change names are read in its own checkout, and those that the base names in the base's.
 """
 
 import os
@@ -97,6 +97,9 @@ def check_change(call: Call) -> tuple[Plan, Report]:
     Raises SpecError, CallError or InfeasibleError if there is no plan, or none that can run.
     """
     with _confine_reads(call, Path()):
+        for each in list_files(call.folder):
+            if each.is_symlink():
+                raise link_refused(str(each))
         return _check_change(call)
 
 
@@ -204,10 +207,19 @@ def _find_shared_nodes(folder: Path, plan: Plan) -> dict[str, list[str]]:
     ours = {node for unit in plan.units for node in unit.nodes}
     shared = {}
     for each in sorted(folder.parent.iterdir()):
-        if each.name != folder.name and each.is_dir() and (other := kept_plan(each)) is not None:
+        is_linked_away = each.is_symlink() and not _is_inside(each, folder.parent)
+        if each.name == folder.name or is_linked_away or not each.is_dir():
+            continue
+        if (other := kept_plan(each)) is not None:
             nodes = ours.intersection(node for unit in other.units for node in unit.nodes)
             shared[str(each)] = sorted(nodes, key=numeric_order)
     return {name: nodes for name, nodes in shared.items() if nodes}
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Return whether a link leads to a place in the checkout that holds `folder`, whether or not something is there."""
+    checkout = _checkout_of(Path(os.path.abspath(folder)))
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(checkout))
 
 
 def read_baseline(call: Call, base: Path) -> Baseline:

@@ -76,5 +76,5 @@ def test_a_manifest_that_is_no_file_is_not_waited_for(folder):
     """A folder of that name, for example."""
     (folder / "weights" / MANIFEST).mkdir()
 
-    with pytest.raises(SpecError, match=f"{MANIFEST} is not a file"):
+    with pytest.raises(SpecError, match=f"{MANIFEST} cannot be read: it is not a file"):
         check_spec(folder / "spec.yaml")

@@ -68,22 +68,27 @@ def test_a_field_names_no_file_outside(field, checkout, capsys):
 
 @pytest.mark.parametrize("name", LINKED)
 def test_a_link_leads_to_no_file_outside(name, checkout, capsys):
-    """Nor into Git's own folder, where CI keeps tokens.
+    """Nor into Git's own folder, where CI keeps tokens. A file, a folder and nothing get one answer.
 
     No field names these files: the spec itself, an overlay, the folder's, and those beside a config.json.
     """
     if name in PLANNED:
         main(["render", "spec.yaml", "-f", "prod.yaml", "-o", "deploy"])
         capsys.readouterr()
-    for outside in (checkout.parent / "secret.json", checkout / ".git" / "config"):
-        outside.write_text(SECRET)
+    (checkout.parent / "secret.json").write_text(SECRET)
+    (checkout / ".git" / "config").write_text(SECRET)
+    answers = set()
+    for outside in ("../secret.json", ".git/config", "..", "../nothing"):
         (checkout / name).unlink(missing_ok=True)
-        (checkout / name).symlink_to(outside)
+        (checkout / name).symlink_to(checkout / outside)
         status, said = _check(capsys)
+        answers.add(said)
 
         assert status == 2
-        assert ("R608" if name in ("spec.yaml", "prod.yaml") else "not among the checkout's files") in said
+        assert ("not among the checkout's files" if name in BESIDE_THE_MODEL else "R608") in said
         assert SECRET not in said
+
+    assert len(answers) == 1
 
 
 @pytest.mark.parametrize("content", CONTENTS)
@@ -156,7 +161,7 @@ def test_the_own_spec_names_no_file_of_the_base(checkout, capsys):
     status, said = _check(capsys, base=("--base", "../base"))
 
     assert status == 2
-    assert "not among the checkout's files" in said
+    assert "R608 must not be a link" in said
 
 
 @pytest.mark.parametrize("name", [".git", ".GIT", ".Git"])
@@ -180,3 +185,20 @@ def test_the_base_has_a_checkout_of_its_own(checkout, capsys):
 
     assert (passed, refused) == (0, 2)
     assert "not among the checkout's files" in said
+
+
+@pytest.mark.parametrize("name", ["other", "other/kustomization.yaml"])
+def test_a_neighbour_that_leads_out_of_the_checkout_is_not_looked_into(name, checkout, capsys):
+    """The condition `nodes` reads the folders beside FOLDER. What lies outside gets one answer, be it there or not."""
+    main(["render", "spec.yaml", "-f", "prod.yaml", "-o", "deploy"])
+    outside = checkout.parent / "elsewhere"
+    (checkout / name).parent.mkdir(exist_ok=True)
+    (checkout / name).symlink_to(outside)
+    answers = []
+    for make in (lambda: None, outside.mkdir, (outside / "kustomization.yaml").touch):
+        make()
+        capsys.readouterr()
+        status = main(["gitops", "check", "spec.yaml", "deploy", "-f", "prod.yaml", "--fail-on", "nodes"])
+        answers.append((status, *capsys.readouterr()))
+
+    assert answers == [answers[0]] * 3
