@@ -3,7 +3,7 @@
 import pytest
 
 from planner.compiler import compile_plan, run_passes
-from planner.diff.change import Sides
+from planner.diff.change import Sides, Yardstick, Yardsticks
 from planner.diff.diff import compare_plans
 from planner.diff.yardsticks import measure_by_former
 from planner.plan.expected import Promise
@@ -308,3 +308,13 @@ def test_a_dearer_day_is_refused_whatever_days_it_is_on(price, measured):
         "cost+10%": f"monday to sunday: a day costs $13,056 instead of $10,880, 20.0% more{measured}"
     }
     assert _judged("cost+20%", {}, full | price) == {}
+
+
+def test_a_promise_that_is_kept_does_not_hide_that_nobody_knows_the_former_ones(change):
+    """Former yardsticks that cannot be applied leave no promise to look up."""
+    moved = (Yardstick(path="slo.tpot_ms", values=None),)
+    unknown = Yardsticks(moved=moved, performance={}, cost={}, promises={}, unknown="it is finished")
+    other = change.model_copy(update={"old": OTHER, "yardsticks": unknown})
+    (found,) = _objections("slo", other, {"tpot_ms": _promise(40)})
+
+    assert found.reason.startswith("nobody knows what the former slo.tpot_ms would say (it is finished)")
