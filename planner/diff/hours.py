@@ -7,7 +7,9 @@
 
 An hour here lasts from one change of units or demand to the next. All kinds of day are cut: ordinary days, and the
 weekdays and dates to which either spec gives windows or a profile of their own. Days that are alike in all of this are
-judged once. If the plans' time zones differ, the old plan's times are shifted to the new clock.
+judged once. If the plans' time zones differ, the old plan's times are shifted to the new clock. Where one zone changes
+its clocks and the other does not, there are several shifts in a year. Then the largest demand counts, and each unit
+that is on by one of them.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +30,7 @@ Units = frozenset[str]  # names
 
 LEAST_SHARE = 0.0005  # a smaller difference does not show in tenths of a per cent
 MAX_NAMES = 6  # of days that are alike, to name in a line
-JANUARY = 1_767_225_600  # 2026-01-01, UTC; assumed: zones keep their distance of that day all year
+DAYS_OF_A_YEAR = range(1_767_225_600, 1_798_761_600, DAY_S)  # 2026, UTC; assumed: other years have the same offsets
 
 
 @dataclass(frozen=True)
@@ -109,13 +111,16 @@ def cut_hours(before: Plan, after: Plan, at_former: Plan | None = None) -> tuple
     """
     phases = tuple(dict.fromkeys([*before.phases, *after.phases]))
     old_rates, new_rates = _unit_rates(phases, before), _unit_rates(phases, after, at_former)
-    shift, found = _clock_shift(before, after), []
+    shifts, found = _clock_shifts(before, after), []
     for day in _list_days(before, after):
-        was_on, on = _shifted(running_units(before, day.name), shift), running_units(after, day.name)
-        asked = [*_demand(before, day.name, shift), *_demand(after, day.name)]
-        starts = [*was_on.starts, *on.starts, *chain.from_iterable(each.starts for each in asked)]
-        for stretch in stretches_between(starts):
-            now, later = was_on.at(stretch.start), on.at(stretch.start)
+        was_on = [_shifted(running_units(before, day.name), each) for each in shifts]
+        on = running_units(after, day.name)
+        asked = [demand for each in shifts for demand in _demand(before, day.name, each)]
+        asked += _demand(after, day.name)
+        starts = chain.from_iterable(each.starts for each in (*was_on, on, *asked))
+        for stretch in stretches_between(list(starts)):
+            now = frozenset[str]().union(*(each.at(stretch.start) for each in was_on))
+            later = on.at(stretch.start)
             demands = [each.at(stretch.start) for each in asked]
             loads = {
                 phase: Load(
@@ -202,11 +207,13 @@ def _demand(plan: Plan, day: str | None, shift: int = 0) -> Iterator[TimesOfDay[
     yield _shifted(TimesOfDay(entries), shift)
 
 
-def _clock_shift(before: Plan, after: Plan) -> int:
-    """Return the minutes by which the new plan's clock is ahead of the old one's."""
+def _clock_shifts(before: Plan, after: Plan) -> tuple[int, ...]:
+    """Return all minutes by which the new plan's clock is ahead of the old one's on some day of the year."""
     zones = [plan.timetable.timezone for plan in (before, after) if plan.timetable]
-    offsets = [offset_at(JANUARY, zone) for zone in zones]
-    return (offsets[1] - offsets[0]) // MINUTE_S if len(offsets) == 2 else 0
+    if len(set(zones)) < 2:
+        return (0,)
+    old, new = ([offset_at(day, zone) for day in DAYS_OF_A_YEAR] for zone in zones)
+    return tuple(sorted({(after - before) // MINUTE_S for before, after in zip(old, new, strict=True)}))
 
 
 def _shifted(times: TimesOfDay[Value], minutes: int) -> TimesOfDay[Value]:

@@ -117,3 +117,15 @@ def test_the_share_of_refused_requests_is_that_of_the_worst_hour():
     assert short.missed_share == pytest.approx(1 - most / asked, rel=1e-3)
     assert change.ways["git"].missed_share == short.missed_share
     assert "up to 40.7% of requests are refused" in " ".join(diff_text(change).split())
+
+
+@pytest.mark.parametrize(
+    ("zone", "times"),
+    [("Antarctica/Troll", ["00:00-02:00"]), ("Atlantic/Reykjavik", [])],
+)
+def test_clocks_are_compared_on_every_day_of_the_year(zone, times):
+    """Troll's clocks show UTC in January, and are two hours ahead in July: its units leave while callers are there."""
+    busy = {"traffic.input_tokens": 90e9, "traffic.output_tokens": 12e9, "schedule.timezone": "UTC"}
+    change = _change({"schedule.timezone": zone}, busy)
+
+    assert [each.times for each in change.shortages if each.is_new and each.phase == "prefill"] == times
