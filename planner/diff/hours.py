@@ -5,6 +5,8 @@
     rate     maximum tokens/s of a unit
     missed   1 - units on x rate / asked
 
+What a unit makes after the change must be known if it was known before. Else the hour counts as worse.
+
 An hour here lasts from one change of units or demand to the next. All kinds of day are cut: ordinary days, and the
 weekdays and dates to which either spec gives windows or a profile of their own. Days that are alike in all of this are
 judged once. If the plans' time zones differ, the old plan's times are shifted to the new clock. Where one zone changes
@@ -54,6 +56,7 @@ class Load:
     asked: float | None  # tokens/s; None if neither spec says
     rate_before: float | None  # tokens/s of a unit; None if unknown
     rate_after: float | None
+    is_predicted: bool = True  # whether the new plan has figures at all; a rendered folder has none
 
     @property
     def wanted(self) -> float:
@@ -71,7 +74,16 @@ class Load:
         """Whether the new plan's units miss more of the demand than the old plan's. Unknown demand is any demand."""
         if not self.after:
             return self.before > 0 and self.asked != 0.0
-        return (self.missed or 0.0) > (self._missed_by(self.before, self.rate_before) or 0.0) + LEAST_SHARE
+        return (
+            self.is_rate_lost
+            or (self.missed or 0.0) > (self._missed_by(self.before, self.rate_before) or 0.0) + LEAST_SHARE
+        )
+
+    @property
+    def is_rate_lost(self) -> bool:
+        """Whether the old plan's rate of a unit can be compared with the demand, but the new plan's is unknown."""
+        is_known = self.rate_after is not None or not self.is_predicted
+        return bool(self.asked and self.before and self.rate_before) and not is_known
 
     @property
     def misses_any(self) -> bool:
@@ -129,6 +141,7 @@ def cut_hours(before: Plan, after: Plan, at_former: Plan | None = None) -> tuple
                     asked=max((each[phase] for each in demands), default=None),
                     rate_before=old_rates.get(phase),
                     rate_after=new_rates.get(phase),
+                    is_predicted=after.report is not None,
                 )
                 for phase in phases
             }

@@ -150,6 +150,8 @@ def describe_shortage(short: Shortage) -> str:
     """Say at which hours units of a phase miss demand."""
     known = "" if short.missed_share is None else f"; up to {_format_share(short.missed_share)} of requests are refused"
     found = f"no {short.phase} unit is on" if short.has_no_unit else f"too few {short.phase} units are on"
+    if short.missed_share is None and not short.has_no_unit:
+        found = f"nobody can tell whether enough {short.phase} units are on"
     since = "" if short.is_new else ", as before the change"
     return f"{found} {_at(short.times)}{since}{'' if short.has_no_unit else known}"
 

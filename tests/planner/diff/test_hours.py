@@ -129,3 +129,11 @@ def test_clocks_are_compared_on_every_day_of_the_year(zone, times):
     change = _change({"schedule.timezone": zone}, busy)
 
     assert [each.times for each in change.shortages if each.is_new and each.phase == "prefill"] == times
+
+
+def test_a_rate_that_only_the_former_plan_knows_is_worse():
+    """Nobody can tell what units of a GPU without rates serve, be they as many as before."""
+    change = _change({"cluster.gpu": {"name": "own", "memory": "80GiB", "nvlink": "200GB/s", "nic": "400Gbps"}})
+
+    assert change.verdict == "degraded"
+    assert "nobody can tell whether enough prefill units are on all day" in diff_text(change)
