@@ -5,7 +5,8 @@
     rate     maximum tokens/s of a unit
     missed   1 - units on x rate / asked
 
-What a unit makes after the change must be known if it was known before. Else the hour counts as worse.
+What a unit makes after the change must be known if it was known before. Else the hour counts as worse. Where the new
+plan no longer keeps KV of prompts, it has no cache hits: then all tokens of prompts are counted, on both sides.
 
 An hour here lasts from one change of units or demand to the next. All kinds of day are cut: ordinary days, and the
 weekdays and dates to which either spec gives windows or a profile of their own. Days that are alike in all of this are
@@ -26,6 +27,7 @@ from planner.facts.quantities import first_of
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
 from planner.schedule.stretches import Stretch, TimesOfDay, entry_starts, stretches_between
+from planner.spec.schema import Spec
 
 Value = TypeVar("Value")
 Units = frozenset[str]  # names
@@ -123,12 +125,15 @@ def cut_hours(before: Plan, after: Plan, at_former: Plan | None = None) -> tuple
     """
     phases = tuple(dict.fromkeys([*before.phases, *after.phases]))
     old_rates, new_rates = _unit_rates(phases, before), _unit_rates(phases, after, at_former)
+    loses_hits = loses_cache(before.spec, after.spec)
+    if loses_hits and before.spec.traffic is not None and "prefill" in old_rates:
+        old_rates["prefill"] /= 1 - before.spec.traffic.cache_hit_rate
     shifts, found = _clock_shifts(before, after), []
     for day in _list_days(before, after):
         was_on = [_shifted(running_units(before, day.name), each) for each in shifts]
         on = running_units(after, day.name)
-        asked = [demand for each in shifts for demand in _demand(before, day.name, each)]
-        asked += _demand(after, day.name)
+        asked = [demand for each in shifts for demand in _demand(before, day.name, each, whole=loses_hits)]
+        asked += _demand(after, day.name, whole=loses_hits)
         starts = chain.from_iterable(each.starts for each in (*was_on, on, *asked))
         for stretch in stretches_between(list(starts)):
             now = frozenset[str]().union(*(each.at(stretch.start) for each in was_on))
@@ -180,6 +185,12 @@ def has_controller(plan: Plan) -> bool:
     return plan.kubernetes.controller is not None
 
 
+def loses_cache(before: Spec, after: Spec) -> bool:
+    """Return whether only the spec `before` keeps KV of prompts outside the GPUs, and one of both counts on hits."""
+    hits = any(each.traffic is not None and each.traffic.cache_hit_rate for each in (before, after))
+    return hits and before.kv_cache.memory is not None and after.kv_cache.memory is None
+
+
 def full_unit_rate(plan: Plan, phase: Phase) -> float | None:
     """Return the maximum tokens/s of one unit, from the plan's demand in any hour with units; None if unknown."""
     demand, on = (plan.demand or {}).get(phase), _scheduled_units(plan, None)
@@ -208,11 +219,15 @@ def _list_days(before: Plan, after: Plan) -> list[Day]:
     return found[1:] if is_whole_week else found
 
 
-def _demand(plan: Plan, day: str | None, shift: int = 0) -> Iterator[TimesOfDay[Mapping[Phase, float]]]:
-    """Yield the tokens/s that the plan's traffic asks of each phase at the times of `day`; nothing without traffic."""
+def _demand(plan: Plan, day: str | None, shift: int = 0, *, whole: bool) -> Iterator[TimesOfDay[Mapping[Phase, float]]]:
+    """Yield the tokens/s that the plan's traffic asks of each phase at the times of `day`; nothing without traffic.
+
+    `whole` counts the tokens that a cache has, too.
+    """
     traffic = plan.spec.traffic
     if traffic is None:
         return
+    traffic = traffic.model_copy(update={"cache_hit_rate": 0.0}) if whole else traffic
     profile, usual = traffic.profile_on(day), traffic.profile or [1.0]
     per_s = {phase: traffic.tokens_of(phase) / DAY_S * len(usual) / fsum(usual) for phase in PHASES}
     pairs = zip(entry_starts(profile), profile or [1.0], strict=True)

@@ -2,10 +2,13 @@
 
 A change may edit the yardsticks that it is judged by: traffic, promised latencies, the load at which latencies are
 predicted, prices, and the rates of the same GPU. With half the traffic half the units suffice, and without a promise
-none is missed. So the new plan is compiled again with the former sections in its spec, and each figure is judged twice.
-Of a promise the stricter one counts. What the former spec does not say stays as the new one says it.
+none is missed. Other fields move such figures on the side: more even loads are drawn by a lower `alpha`, the mean
+request is shorter with lower limits, and nothing is hit in a cache that is gone. So the new plan is compiled again with
+the former sections in its spec, and each figure is judged twice. Of a promise the stricter one counts. What the former
+spec does not say stays as the new one says it.
 
-Expert loads are no yardstick: they are measured, and both plans are judged under the new ones (`former.py`).
+Measured expert loads are no yardstick: both plans are judged under the new ones (`former.py`). Nor is the seed of drawn
+ones, by which other experts are hot, but no fewer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,12 +17,14 @@ from typing import Any
 
 from planner.compiler import Compiled
 from planner.diff.change import Yardstick
-from planner.facts.terms import PHASES
+from planner.diff.hours import loses_cache
+from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Unknown
 from planner.rules.check import change_spec
 from planner.spec.operating_point import SloSpec
+from planner.spec.request_lengths import request_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 
@@ -28,6 +33,14 @@ SECTIONS = ("traffic", "slo", POINT, "cost")
 GPU = "cluster.gpu"
 ZONE = "schedule.timezone"
 FORECAST = ("history", "quantile", "trace", "capacity")  # what a profile is made from, or decides units by
+LOADS = "expert_load"
+CACHE = "kv_cache.memory"
+LIMITS = ("max_request_tokens", "max_requests")  # the mean request follows from them if no field tells it
+LENGTHS: dict[Phase, tuple[str, ...]] = {
+    "prefill": ("prompt_tokens",),
+    "decode": ("kv_tokens",),
+    "mixed": ("prompt_tokens", "kv_tokens"),
+}
 SET = "set"
 FINISHED = "it is a finished plan, which is not planned again"
 OTHERS = "with them something else would be deployed"
@@ -49,12 +62,14 @@ def measure_by_former(former: Plan, found: Compiled | Plan) -> Remeasured:
 
     Without figures of `former`, as in a rendered folder, the plan gets those of its demand alone.
     """
-    new = found.spec if isinstance(found, Plan) else found.resolved.written
-    has_same_gpu = former.spec.cluster.gpu == new.cluster.gpu
-    if has_same_gpu and all(getattr(former.spec, section) == getattr(new, section) for section in SECTIONS):
+    after = found if isinstance(found, Plan) else found.deployed
+    if all(each.path == ZONE for each in find_moved(former, after)):
         return NOTHING_MOVED
     if isinstance(found, Plan):
         return Remeasured(unknown=FINISHED)
+    if too_long := _explain_longer_requests(former, after):
+        return Remeasured(unknown=too_long)
+    has_same_gpu = former.spec.cluster.gpu == after.spec.cluster.gpu
     described = {} if has_same_gpu else {GPU: former.written["cluster"]["gpu"]}
     by_all = _measure(former, found, described)
     # Other pods, or a layout that does not fit: it is another GPU, and not the same one described otherwise.
@@ -64,13 +79,16 @@ def measure_by_former(former: Plan, found: Compiled | Plan) -> Remeasured:
 def _measure(former: Plan, found: Compiled, described: dict[str, Any]) -> Remeasured:
     """Return the plan of `found` under the former yardsticks, and with the GPU `described` so, if it is."""
     deployed = found.deployed
-    values = described | _former_sections(former, found.choice.spec)
+    values = described | _former_sections(former, found.choice.spec, deployed)
     above = tuple(f"{path}." for path in values)
     others = tuple(
         each for each in found.choice.decisions if not each.path.startswith(above)
     )  # former ones are written
     try:
         spec = change_spec(found.choice.spec, values)
+        loads = spec.written.expert_load.file
+        if loads and LOADS in values and former.inputs.get(loads) != spec.inputs[loads]:
+            return Remeasured(unknown=f"{loads} is not the file that it was")
         choice = replace(found.choice, spec=spec, decisions=others)
         again = Compiled(spec.document, deployed, found.calibration, keeps_maps=True, known=spec, choice=choice)
         plan = again.deployed_with_demand if former.report is None else again.plan
@@ -88,20 +106,87 @@ def find_moved(before: Plan, after: Plan) -> Iterator[Yardstick]:
         for plan in (before, after)
     )
     yield from _differing(old, new)
+    loads = _former_loads(before, after)
+    yield from _differing(loads, {key: getattr(after.spec.expert_load, key) for key in loads}, f"{LOADS}.")
+    if loses_cache(before.spec, after.spec):
+        yield Yardstick(path=CACHE, values=(SET, "none"))
+    for phase in _former_requests(before, after):
+        limits = ({key: getattr(plan.spec.phase(phase), key) for key in LIMITS} for plan in (before, after))
+        yield from _differing(*limits, f"{phase}.")
     zones = [plan.timetable.timezone for plan in (before, after) if plan.timetable]
     if len(set(zones)) > 1:
         yield Yardstick(path=ZONE, values=(zones[0], zones[1]))
 
 
-def _former_sections(former: Plan, spec: ResolvedSpec) -> dict[str, Any]:
-    """Return the sections with the former yardsticks, as they can be written into `spec`."""
+def _former_sections(former: Plan, spec: ResolvedSpec, after: Plan) -> dict[str, Any]:
+    """Return the sections and fields with the former yardsticks, as they can be written into `spec`."""
     sections = {section: former.written.get(section) for section in SECTIONS}
     sections["slo"] = _stricter(former.spec.slo, spec.written.slo)
     has_traffic = spec.written.traffic is not None or former.spec.traffic is not None
-    sections[POINT] = _fit_point(sections[POINT] or {}, spec.written, has_traffic=has_traffic)
+    point = (sections[POINT] or {}) | _former_requests(former, after)
+    sections[POINT] = _fit_point(point, spec.written, has_traffic=has_traffic)
+    if loses_cache(former.spec, after.spec):
+        sections["traffic"] = (sections["traffic"] or after.written["traffic"]) | {"cache_hit_rate": 0.0}
     if sections["traffic"]:
         sections["traffic"] = {key: value for key, value in sections["traffic"].items() if key not in FORECAST}
-    return {name: section for name, section in sections.items() if section or name == POINT}
+    found = {name: section for name, section in sections.items() if section or name == POINT}
+    if loads := _former_loads(former, after):
+        own = {} if "file" in loads else {"seed": after.spec.expert_load.seed}
+        live = spec.document.data.get(LOADS, {}).get("live")
+        found[LOADS] = own | loads | ({"live": live} if live else {})
+    return found
+
+
+def _former_loads(former: Plan, after: Plan) -> dict[str, Any]:
+    """Return the former fields of `expert_load` that tell how uneven loads are; empty if the new ones are measured."""
+    old, new = former.spec.expert_load, after.spec.expert_load
+    if new.file is not None:
+        return {}
+    if old.file is not None:
+        return {"file": old.file}
+    return {"alpha": old.alpha} if old.alpha != new.alpha else {}
+
+
+def _former_requests(former: Plan, after: Plan) -> dict[Phase, dict[str, int]]:
+    """Return phase -> the lengths of its mean request, if the former limits told them and the new ones tell others."""
+    traffic = former.spec.traffic or after.spec.traffic
+    if traffic is not None and traffic.requests is not None:
+        return {}
+    phases = [phase for phase in after.phases if phase in former.phases and _is_left_to_limits(former, phase)]
+    return {
+        phase: old
+        for phase in phases
+        if (old := _mean_request(former, phase)) != _mean_request(after, phase)
+        and any(getattr(former.spec.phase(phase), key) != getattr(after.spec.phase(phase), key) for key in LIMITS)
+    }
+
+
+def _is_left_to_limits(plan: Plan, phase: Phase) -> bool:
+    return getattr(plan.spec.operating_point, phase) is None
+
+
+def _mean_request(plan: Plan, phase: Phase) -> dict[str, int]:
+    """Return the lengths that the limits of a phase tell of its mean request, as fields of its operating point.
+
+    `estimate/points.py` derives the same ones.
+    """
+    lengths, kv_tokens = request_lengths(plan.spec, phase), []
+    if phase in plan.memory:
+        kv_tokens = [max(plan.memory[phase].kv_tokens // plan.spec.phase(phase).max_requests, 1)]
+    fields = {"prompt_tokens": lengths.prompt, "kv_tokens": min([lengths.kv, *kv_tokens])}
+    return {key: fields[key] for key in LENGTHS[phase]}
+
+
+def _explain_longer_requests(former: Plan, after: Plan) -> str:
+    """Say that the former mean request is longer than the new plan lets any be; empty if not."""
+    for phase, lengths in _former_requests(former, after).items():
+        tokens, most = max(lengths.values()), after.spec.phase(phase).max_request_tokens
+        if tokens > most:
+            return (
+                f"{phase}'s mean request was taken as {tokens:,} tokens, longer than the new limit of {most:,};"
+                " traffic.requests tells what it is"
+            )
+    return ""
 
 
 def _fit_point(point: Mapping[str, Any], spec: Spec, *, has_traffic: bool) -> dict[str, Any] | None:

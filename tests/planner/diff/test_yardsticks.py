@@ -120,3 +120,45 @@ def test_without_other_yardsticks_nothing_is_compiled_again():
     assert measure_by_former(before, found) is measure_by_former(before, found.plan) is NOTHING_MOVED
     assert finished.unknown == FINISHED
     assert FINISHED in " ".join(diff_text(compare_plans(priced, again.plan, remeasured=finished)).split())
+
+
+def test_loads_that_are_drawn_more_even_are_as_uneven_as_before():
+    """A lower alpha is assumed, not measured, and fewer units would seem to do. Another seed makes no load even."""
+    before, found = _pair({}, {"expert_load": {"alpha": 0, "seed": 1}})
+    again, reseeded = _pair({}, {"expert_load.seed": 1})
+    measured = measure_by_former(before, found).plan
+
+    for phase in before.phases:
+        as_before, as_said = (each.performance[phase].tokens_per_s_per_gpu.mid for each in (measured, found.plan))
+        assert as_before < as_said
+    assert measured.digest == found.plan.digest
+    assert measure_by_former(again, reseeded) is NOTHING_MOVED
+
+
+def test_the_mean_request_that_former_limits_tell_stays_with_lower_limits():
+    """Limits say how long a request may be. To say less of it makes no request shorter, but refuses the long ones."""
+    limits = [
+        {f"{phase}.max_request_tokens": tokens for phase in ("prefill", "decode")} for tokens in (16_384, 8192, 64)
+    ]
+    first = limits[0] | {"operating_point": None, "slo": None, "decode.max_requests": 32}
+    before, found = _pair(first, limits[1])
+    measured = measure_by_former(before, found).plan
+    refused = measure_by_former(*_pair(first, limits[2]))
+
+    assert measured.performance["decode"].operating_point.kv_tokens == 8192
+    assert found.plan.performance["decode"].operating_point.kv_tokens == 4096
+    assert measured.performance["prefill"].operating_point.prompt_tokens == 8192
+    assert "moved: prefill.max_request_tokens 16,384 -> 8,192" in diff_text(
+        compare_plans(before, found.plan, remeasured=measure_by_former(before, found))
+    )
+    assert (refused.plan, "longer than the new limit of 64" in refused.unknown) == (None, True)
+
+
+def test_nothing_is_hit_in_a_cache_that_is_gone():
+    """More than half of the prompts' tokens came from it, and traffic goes on to say so."""
+    kept = {"kv_cache": {"memory": "32GiB"}}
+    change = _change(kept, {"kv_cache": None})
+
+    assert change.verdict == "degraded"
+    assert "moved: kv_cache.memory set -> none" in diff_text(change)
+    assert _change(kept, {"kv_cache": {"memory": "16GiB"}}).yardsticks is None
