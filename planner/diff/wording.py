@@ -124,7 +124,7 @@ def topics(change: Change) -> tuple[Topic, ...]:
         *performance,
         Topic("failure", tuple(_failures(change)), 3, is_detail=True),
         Topic("warnings", tuple(_warnings(change)), 12),
-        Topic("assumed", change.assumed, 4, is_detail=True),
+        Topic("assumed", change.assumed, 8, is_detail=True),
     )
     return tuple(each for each in found if each.lines)
 

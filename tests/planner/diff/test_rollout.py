@@ -265,3 +265,27 @@ def test_a_patch_that_nobody_can_judge_is_named(spec, before):
 
     assert "patches of kubernetes.overlay do is not judged" in " ".join(diff_text(compare_plans(before, shut)).split())
     assert "overlay" not in " ".join(compare_plans(shut, shut).assumed)
+
+
+def test_what_the_controller_does_later_on_is_named():
+    """It follows its new fields without a restart, and the units that it adds are in no cost."""
+    spec = change_spec(base(40)[0], {"kubernetes.drain": "5min"})
+    plan = compile_plan(spec)
+    fields = {"kubernetes.controller": {"pace": 144, "demand": {"used": 0.5}}}
+    change = compare_plans(plan, compile_plan(change_spec(spec, fields), plan))
+    text = " ".join(diff_text(change).split())
+
+    assert change.verdict == "no_restart"
+    assert "by other fields of its own is not judged: demand none -> set, pace 1 -> 144" in text
+    assert "units that kubernetes.controller.demand starts beyond the hour's are in no cost" in text
+
+
+def test_whether_pods_start_is_said_to_be_open_where_the_cluster_may_refuse_them(spec, before):
+    """No node may have the label. Another launch file needs none."""
+    labelled, launched = (
+        " ".join(compare_plans(before, compile_plan(change_spec(spec, fields), before)).assumed)
+        for fields in ({"kubernetes.node_selector": {"zone": "none"}}, {"decode.overlap": "none"})
+    )
+
+    assert "whether pods start with other nodeSelector: run tidemill doctor before you deploy" in labelled
+    assert "doctor" not in launched
