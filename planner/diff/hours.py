@@ -17,7 +17,6 @@ that is on by one of them.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import fsum
 from typing import TypeVar
 
@@ -134,8 +133,9 @@ def cut_hours(before: Plan, after: Plan, at_former: Plan | None = None) -> tuple
         on = running_units(after, day.name)
         asked = [demand for each in shifts for demand in _demand(before, day.name, each, whole=loses_hits)]
         asked += _demand(after, day.name, whole=loses_hits)
-        starts = chain.from_iterable(each.starts for each in (*was_on, on, *asked))
-        for stretch in stretches_between(list(starts)):
+        starts = [start for each in (*was_on, on) for start in each.starts]
+        starts += [start for each in asked for start in each.starts]
+        for stretch in stretches_between(starts):
             now = frozenset[str]().union(*(each.at(stretch.start) for each in was_on))
             later = on.at(stretch.start)
             demands = [each.at(stretch.start) for each in asked]

@@ -190,7 +190,7 @@ def _controller_assumptions(before: Plan, after: Plan) -> Iterator[str]:
 
 
 def _differ(name: str, old: ControllerSpec, new: ControllerSpec) -> bool:
-    return getattr(old, name) != getattr(new, name)
+    return bool(getattr(old, name) != getattr(new, name))
 
 
 def _in_words(value: object) -> str:

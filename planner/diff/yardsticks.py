@@ -111,8 +111,8 @@ def find_moved(before: Plan, after: Plan) -> Iterator[Yardstick]:
     if loses_cache(before.spec, after.spec):
         yield Yardstick(path=CACHE, values=(SET, "none"))
     for phase in _former_requests(before, after):
-        limits = ({key: getattr(plan.spec.phase(phase), key) for key in LIMITS} for plan in (before, after))
-        yield from _differing(*limits, f"{phase}.")
+        old, new = ({key: getattr(plan.spec.phase(phase), key) for key in LIMITS} for plan in (before, after))
+        yield from _differing(old, new, f"{phase}.")
     zones = [plan.timetable.timezone for plan in (before, after) if plan.timetable]
     if len(set(zones)) > 1:
         yield Yardstick(path=ZONE, values=(zones[0], zones[1]))
