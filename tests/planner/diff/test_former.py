@@ -9,6 +9,7 @@ from planner.compiler import run_passes
 from planner.diff.diff import compare_plans
 from planner.diff.former import judge_former
 from planner.diff.text import diff_text
+from planner.diff.yardsticks import measure_by_former
 from planner.facts.drawn import draw_loads
 from planner.manifests.folder import files_of, kept_plan, write_folder
 from planner.rules.check import change_spec, check_spec
@@ -103,6 +104,16 @@ def test_the_same_loads_under_another_name_are_no_change(spec, found):
 
     assert judge_former(found.plan, same) is found.plan
     assert compare_plans(found.plan, same.plan).loads is None
+
+
+def test_drawn_loads_do_not_replace_measured_ones_unjudged(spec, found):
+    """The new plan meets the measured ones too, as long as their file says what it said."""
+    drawn = run_passes(spec, found.plan)
+    measured = measure_by_former(found.plan, drawn)
+    forgotten = found.plan.model_copy(update={"inputs": {"loads.json": "sha256:0"}})
+
+    assert rates(measured.plan)["decode"] < rates(drawn.plan)["decode"]
+    assert measure_by_former(forgotten, drawn).unknown == "loads.json is not the file that it was"
 
 
 def test_a_size_that_is_decided_anew_is_named(spec):
