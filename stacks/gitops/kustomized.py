@@ -46,8 +46,8 @@ OFF = ("", "false", "False", "FALSE")
 MERGE = "<<"  # YAML's key for another mapping's keys, which are not looked for
 BINARY = "tag:yaml.org,2002:binary"  # YAML's tag for text in base64
 
-# Domains of labels and annotations that tools act on, with all domains below them. Sources: the tools' documentation
-# of their labels and annotations; a cluster may have more of such tools.
+# Domains of labels and annotations that tools act on, with all domains below them. assumed: a cluster may have more of
+# such tools.
 DOMAINS = (
     names.DOMAIN,
     "kubernetes.io",
