@@ -32,7 +32,7 @@ POINT = "operating_point"
 SECTIONS = ("traffic", "slo", POINT, "cost")
 GPU = "cluster.gpu"
 ZONE = "schedule.timezone"
-FORECAST = ("history", "quantile", "trace", "capacity")  # what a profile is made from, or decides units by
+TRACE = "trace"  # a profile is made from it
 LOADS = "expert_load"
 CACHE = "kv_cache.memory"
 LIMITS = ("max_request_tokens", "max_requests")  # the mean request follows from them if no field tells it
@@ -128,7 +128,7 @@ def _former_sections(former: Plan, spec: ResolvedSpec, after: Plan) -> dict[str,
     if loses_cache(former.spec, after.spec):
         sections["traffic"] = (sections["traffic"] or after.written["traffic"]) | {"cache_hit_rate": 0.0}
     if sections["traffic"]:
-        sections["traffic"] = {key: value for key, value in sections["traffic"].items() if key not in FORECAST}
+        sections["traffic"] = {key: value for key, value in sections["traffic"].items() if key != TRACE}
     found = {name: section for name, section in sections.items() if section or name == POINT}
     if loads := _former_loads(former, after):
         own = {} if "file" in loads else {"seed": after.spec.expert_load.seed}
