@@ -10,6 +10,7 @@ A narrow terminal gets fewer columns, a low one fewer rows.
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from math import isfinite
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -179,7 +180,7 @@ def _truncate(text: Text) -> Text:
 
 def _sparkline(values: Sequence[float], room: int, is_ascii: bool) -> str:
     blocks = ASCII_BLOCKS if is_ascii else BLOCKS
-    shown = values[-room:] if room > 0 else ()
+    shown = [each if isfinite(each) and each > 0 else 0.0 for each in values[-room:]] if room > 0 else []
     most = max(shown, default=0.0)
     return "".join(blocks[0 if most == 0 else round(each / most * (len(blocks) - 1))] for each in shown)
 

@@ -5,6 +5,7 @@ Tidemill alone: it skips comments, other lines, and values that are too long to 
 """
 
 import re
+import time
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
@@ -15,6 +16,7 @@ import urllib3
 __all__ = ["PREFIX", "Sample", "fetch", "read_samples"]
 
 PREFIX = "tidemill_"
+PIECE_BYTES = 2**16
 # `++` and `*+` give nothing back: a line that is no sample is read once, however long it is. A quote within a label's
 # value has a backslash before it. A number has 24 characters at most.
 LABEL = r'(\w++)="((?:[^"\\\n]|\\.)*+)"'
@@ -30,15 +32,20 @@ class Sample(NamedTuple):
 
 
 def fetch(url: str, *, timeout_s: float, max_bytes: int) -> bytes:
-    """Return the body at `url`, with the credentials in the URL.
+    """Return the body at `url`, with the credentials in the URL. All of it has to come within `timeout_s`.
 
     Raises HTTPError, OSError or ValueError if there is none.
     """
+    until = time.monotonic() + timeout_s
     auth = urllib3.util.parse_url(url).auth
     headers = urllib3.make_headers(basic_auth=unquote(auth)) if auth else {}
     with urllib3.PoolManager(timeout=timeout_s, retries=False) as pool:
         response = pool.request("GET", url, headers=headers, preload_content=False)
-        answer: bytes = response.read(max_bytes + 1, decode_content=True)
+        answer = b""
+        while len(answer) <= max_bytes and (piece := response.read1(PIECE_BYTES, decode_content=True)):
+            answer += piece
+            if time.monotonic() > until:
+                raise ValueError(f"its answer does not end within {timeout_s:g} s")
     if response.status != 200:
         raise ValueError(f"it answers with status {response.status}")
     if len(answer) > max_bytes:

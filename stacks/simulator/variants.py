@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.compiler import Compiled, run_passes
 from planner.problems.errors import InfeasibleError, SpecError
-from planner.problems.finding import Finding
+from planner.problems.finding import Finding, may_be_secret
 from planner.problems.fix import for_example
 from planner.rules.check import change_spec
 from planner.spec.resolved import ResolvedSpec
@@ -58,8 +58,13 @@ def read_variants(words: Sequence[str], wrong: list[Finding]) -> tuple[Variant, 
             finding = _read_change(part, changes)
             wrong += [finding.at("tidemill simulate")] if finding else []
         scale = changes.pop(SCALE, 1.0)
-        found.append(Variant(word, changes, scale))
+        found.append(Variant(_title(word, changes), changes, scale))
     return tuple(found)
+
+
+def _title(word: str, changes: Mapping[str, Any]) -> str:
+    """Return what names a variant: the words of its `--set`, or its fields alone if a value may be a secret."""
+    return ", ".join(changes) if any(map(may_be_secret, changes)) else word
 
 
 def find_variant_mistakes(spec: ResolvedSpec, variants: Sequence[Variant]) -> Sequence[Finding]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from planner.compiler import compile_plan
 from planner.rules.check import check_spec
 from stacks.live.look import Look, Part, look_at_cluster
-from stacks.live.screen import draw, new_events
+from stacks.live.screen import _sparkline, draw, new_events
 from stacks.live.traffic import TrafficLog
 from stacks.measured.samples import Sample
 from tests.stacks.deployments import DEMO_SPEC
@@ -157,3 +157,9 @@ def test_in_a_cluster_the_first_rank_of_each_unit_is_asked():
     }
     assert sorted(asked) == [f"{PODS}/{name}:9400/proxy/metrics" for name in ("demo-decode-0-0", "gateway-7")]
     assert TrafficLog().add(found, 0.0).units["decode-0"].kv_usage == 0.25
+
+
+@pytest.mark.parametrize("rates", [[-3.0, 2.0], [float("inf"), 1.0], [float("nan")]])
+def test_rates_that_no_gateway_has_are_drawn_as_none(rates):
+    """A metrics page may say anything, and the screen stays."""
+    assert len(_sparkline(rates, 10, is_ascii=True)) == len(rates)

@@ -19,6 +19,7 @@ from planner.problems.printable import without_secrets
 from stacks import cli
 from stacks.measured import recorded
 from stacks.measured.recorded import METRIC, QUERY, RecordedError, read_recorded
+from stacks.measured.samples import fetch
 
 LABELS = ("model_name", "unit", "rank", "moe_layer", "slot", "expert")
 ODD = 'a "model", {odd} \\ one'
@@ -256,3 +257,12 @@ def test_a_password_is_sent_to_whom_it_is_for(url):
     read_recorded([url.replace("//", "//eve:s%20t@") + "/0/metrics"])
 
     assert b64decode(authorized[-1].removeprefix("Basic ")) == b"eve:s t"
+
+
+def test_a_page_that_drips_is_given_up():
+    """Whoever looks every second waits no longer for one page than it may take whole."""
+    with (
+        answering(HEAD + b"\r\n", b"x", pause_s=0.02) as url,
+        pytest.raises(ValueError, match=r"does not end within 0\.2 s"),
+    ):
+        fetch(url, timeout_s=0.2, max_bytes=2**16)

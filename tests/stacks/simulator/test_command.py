@@ -215,3 +215,13 @@ def test_a_gpu_without_rates_cannot_be_simulated(spec_writer, tmp_path, capsys):
 
     assert cli.main(["simulate", str(spec), "--format", "json"]) == 3
     assert [each["rule"][:4] for each in json.loads(capsys.readouterr().out)["errors"]] == ["R402", "R402"]
+
+
+def test_a_value_that_may_be_a_secret_names_no_column(small_spec, capsys):
+    """Environment variables hold tokens, so their fields name the column without their values."""
+    words = ["--set", "kubernetes.env.HF_TOKEN=s3cret"]
+    assert cli.main(["simulate", str(small_spec), *words]) == 0
+    told = capsys.readouterr().out
+
+    assert "kubernetes.env.HF_TOKEN" in told
+    assert "s3cret" not in told
