@@ -91,7 +91,7 @@ def checkpoint_brings_no_code(c: Candidate) -> Iterator[Finding]:
 
 
 def kv_matches_checkpoint(c: Candidate) -> Iterator[Finding]:
-    """Warn, for engines other than ours, if the checkpoint's config says FP8 for KV and the spec leaves KV in BF16."""
+    """Warn if an engine other than ours leaves KV in BF16 though the checkpoint's config says FP8 for it."""
     spec = c.resolved
     own = spec.model.quantisation
     if spec.written.engine_name == OURS or own.kv != "fp8":
