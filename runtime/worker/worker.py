@@ -32,7 +32,7 @@ from runtime.checkpoint import (
     check_weights_digest,
     resolve,
 )
-from runtime.errors import RuntimeFailure, UsageError
+from runtime.errors import RuntimeFailure
 from runtime.expert_parallel.epochs.document import Standing
 from runtime.expert_parallel.epochs.switch import Switch
 from runtime.expert_parallel.factory import new_group
@@ -99,9 +99,6 @@ class Addresses:
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
     """Serve until SIGTERM ends this rank or another one of its unit. Raises RuntimeFailure if it cannot go on."""
-    if (addresses.control or addresses.next_epoch) and launch.device != "cpu":
-        reason = "only a unit on CPUs can change its map while it serves"
-        raise UsageError(f"--control and --next-epoch must be left out on GPUs: {reason}")
     device = _take_device(launch, place)  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)

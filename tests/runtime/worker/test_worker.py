@@ -1,5 +1,6 @@
 """A rank reports its progress while it loads, and begins in the epoch of its unit or not at all."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 
 from runtime.errors import RuntimeFailure
 from runtime.expert_parallel.epochs.document import Standing
-from runtime.worker.worker import require_same_epoch, throttle_progress
+from runtime.worker import worker
+from runtime.worker.worker import Addresses, require_same_epoch, run_rank, throttle_progress
 
 
 @given(st.integers(1, 50), st.integers(1, 300))
@@ -36,3 +38,16 @@ def test_ranks_in_different_epochs_do_not_serve(digests, is_one):
     else:
         with pytest.raises(RuntimeFailure, match=r"rank 0 begins in epoch 2, sha256:2, rank 1 in sha256:1"):
             require_same_epoch(group, standing)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_any_unit_may_be_handed_its_next_epoch(device, monkeypatch):
+    """The planner lets `expert_load.live` stand on GPUs, so a rank there takes its options and starts."""
+
+    def take_device(*_):
+        raise RuntimeFailure("the device comes next")
+
+    monkeypatch.setattr(worker, "_take_device", take_device)
+    folders = {"control": Path("control"), "next_epoch": Path("next.json")}
+    with pytest.raises(RuntimeFailure, match="the device comes next"):
+        run_rank(SimpleNamespace(device=device), None, Addresses("n", "127.0.0.1", "127.0.0.1", "127.0.0.1", **folders))
