@@ -32,7 +32,7 @@ from planner.plan.rebuild import KeptFacts, SharedFacts, contradictions, rebuild
 from planner.plan.shapes import NO_PLAN, parse_object, plan_error, read_content, validate_part, validate_spec
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
-from planner.problems.fix import apply_change
+from planner.problems.fix import apply_change, value_at
 from planner.spec.schema import Spec
 
 PLAN_FOLDER = "plan"
@@ -108,16 +108,8 @@ def _join(folder: Path) -> Plan:
 
 def _drop_former_keys(spec: dict[str, Any]) -> dict[str, Any]:
     """Return a spec without the keys that only earlier versions knew, where their values had no effect."""
-    changes = {path: None for path, idle in FORMER_KEYS if _value_at(spec, path) == idle}
+    changes = {path: None for path, idle in FORMER_KEYS if value_at(spec, path) == idle}
     return apply_change(spec, changes) if changes else spec
-
-
-def _value_at(spec: dict[str, Any], path: str) -> Any:
-    """Return the value at a dotted path of a spec; None if there is none."""
-    value: Any = spec
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def _read_nodes(folder: Path, spec: Spec, phase: Phase) -> Iterator[tuple[str, ...]]:

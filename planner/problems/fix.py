@@ -115,6 +115,14 @@ def apply_change(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
     return result
 
 
+def value_at(data: Mapping[str, Any], path: str) -> Any:
+    """Return the value at the dotted `path` of sections; None if there is none."""
+    value: Any = data
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
 def _find_holder(data: dict[str, Any], path: str) -> tuple[Any, Any]:
     """Return the section or list with the value at `path`, and the value's key or index. Keys may contain dots."""
     section: Any = data

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from planner.problems.fix import apply_change
+from planner.problems.fix import apply_change, value_at
 from planner.spec.declared import section_of
 from planner.spec.named import FILES
 from planner.spec.schema import Spec
@@ -100,12 +100,6 @@ def _with_names_from(base: Document, overlay: Document) -> Document:
     if ours == theirs:
         return overlay
     folder = Path(os.path.relpath(ours.resolve(), theirs.resolve()))
-    names = {path: name for path in FILES if isinstance(name := _value_at(path, overlay.data), str) and name}
+    names = {path: name for path in FILES if isinstance(name := value_at(overlay.data, path), str) and name}
     data = apply_change(overlay.data, {path: str(folder / name) for path, name in names.items()})
     return replace(overlay, data=data, file_names=names)
-
-
-def _value_at(path: str, data: Mapping[str, Any]) -> Any:
-    section, _, key = path.partition(".")
-    fields = data.get(section)
-    return fields.get(key) if isinstance(fields, dict) else None
