@@ -166,14 +166,10 @@ def _is_left_to_limits(plan: Plan, phase: Phase) -> bool:
 
 
 def _mean_request(plan: Plan, phase: Phase) -> dict[str, int]:
-    """Return the lengths that the limits of a phase tell of its mean request, as fields of its operating point.
-
-    `estimate/points.py` derives the same ones.
-    """
-    lengths, kv_tokens = request_lengths(plan.spec, phase), []
-    if phase in plan.memory:
-        kv_tokens = [max(plan.memory[phase].kv_tokens // plan.spec.phase(phase).max_requests, 1)]
-    fields = {"prompt_tokens": lengths.prompt, "kv_tokens": min([lengths.kv, *kv_tokens])}
+    """Return the lengths that the limits of a phase tell of its mean request, as fields of its operating point."""
+    lengths, kv_room = request_lengths(plan.spec, phase), plan.memory[phase].kv_tokens if phase in plan.memory else None
+    kv_tokens = lengths.kv_within(kv_room, plan.spec.phase(phase).max_requests)
+    fields = {"prompt_tokens": lengths.prompt, "kv_tokens": kv_tokens}
     return {key: fields[key] for key in LENGTHS[phase]}
 
 

@@ -28,10 +28,8 @@ def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> Op
         numbers = inherited | {key: value for key, value in written if value is not None}
         return _written_point(section, numbers | _output_tokens(spec, phase, numbers), kv_room)
     lengths = request_lengths(spec.written, phase)
-    requests, kv_tokens = section.max_requests, lengths.kv
-    if kv_room is not None and lengths.are_assumed:
-        kv_tokens = min(kv_tokens, max(kv_room // requests, 1))
-    elif kv_room is not None:
+    requests, kv_tokens = section.max_requests, lengths.kv_within(kv_room, section.max_requests)
+    if kv_room is not None and not lengths.are_assumed:
         requests = min(requests, max(kv_room // kv_tokens, 1))
     points = {
         "decode": OperatingPoint(requests=requests, kv_tokens=kv_tokens, is_derived=True),

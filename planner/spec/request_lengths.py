@@ -21,6 +21,13 @@ class RequestLengths:
     kv: int  # on average while the output is generated: the prompt and half of the answer
     are_assumed: bool
 
+    def kv_within(self, kv_room: int | None, max_requests: int) -> int:
+        """Return the mean KV of a request, in tokens: if assumed, no more than a GPU has for each of its requests.
+
+        `kv_room` is the number of tokens of KV that a GPU holds, or None if unknown.
+        """
+        return self.kv if kv_room is None or not self.are_assumed else min(self.kv, max(kv_room // max_requests, 1))
+
 
 def request_lengths(spec: Spec, phase: Phase) -> RequestLengths:
     """Return the mean lengths of a request in `phase`, for a spec without an operating point of that phase."""
