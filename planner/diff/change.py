@@ -54,9 +54,7 @@ class Rollout(Part):
     minutes: int | None  # until the last pod is ready; None if the units' weights are unknown
     least_capacity: dict[Phase, float]  # lowest share of running units that keep serving
     least_units: dict[Phase, UnitCount]
-    missed_share: (
-        Rounded | None
-    )  # the largest share of a phase's demand that nobody serves in the worst hours, if known
+    missed_share: Rounded | None  # the largest of a phase's demand that nobody serves; None if unknown
     times: dict[Verdict, str]  # the hours with each verdict, if verdicts differ; with their days, if days differ
 
 
@@ -126,28 +124,21 @@ class LoadSides(Part):
     figures_before: Literal["before", "after"]  # the loads for which the old plan's figures are
 
 
-class Yardstick(Part):
-    """A field of the spec by which plans are measured, and which differs between the old and the new plan."""
+class SpecField(Part):
+    """A field of the spec that differs between the old and the new plan."""
 
     path: str
-    values: tuple[str, str] | None  # old and new; None for lists
+    values: tuple[str, str] | None  # old and new; None for lists and for names of Secrets
 
 
 class Yardsticks(Part):
     """The yardsticks that the change moves, and the new plan's figures under the old ones."""
 
-    moved: tuple[Yardstick, ...]
+    moved: tuple[SpecField, ...]
     performance: dict[Phase, dict[str, Row]]  # name -> row of the new plan's report; empty if unknown
     cost: dict[str, Row]
     promises: dict[str, Promise | None]  # latency -> the stricter promise and its prediction; None if not predicted
     unknown: str  # why nobody knows these figures; empty if they are known
-
-
-class ClientField(Part):
-    """A field of the spec that callers of the service notice, and which differs between the old and the new plan."""
-
-    path: str
-    values: tuple[str, str] | None  # old and new; None for names of Secrets
 
 
 class DecisionSides(Part):
@@ -212,7 +203,7 @@ class Change(Part):
     compared: tuple[str, ...]  # how the two plans were obtained
     loads: Maybe[LoadSides] = None  # None if both plans were made for the same expert loads
     yardsticks: Maybe[Yardsticks] = None  # None if the change moves none
-    clients: tuple[ClientField, ...]  # what callers have to change at the same time
+    clients: tuple[SpecField, ...]  # what callers have to change at the same time
     decided: tuple[DecisionSides, ...]
     units: tuple[UnitChange, ...]
     experts: ExpertMoves

@@ -5,7 +5,7 @@ as a change of three; the JSON has complete lists.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -17,6 +17,7 @@ from planner.diff.change import (
     Rollout,
     Shortage,
     Sides,
+    SpecField,
     State,
     Tool,
     UnitChange,
@@ -252,12 +253,14 @@ def _nodes(change: Change) -> Iterator[str]:
             yield f"{counted(len(nodes), 'node')} {word}: {_join_limited(names, MAX_RUNS)}"
 
 
+def _format_fields(fields: Iterable[SpecField]) -> list[str]:
+    """Return the fields' paths, with the old and the new value where these can be shown."""
+    return [each.path if each.values is None else f"{each.path} {' -> '.join(each.values)}" for each in fields]
+
+
 def _clients(change: Change) -> Iterator[str]:
-    fields = [
-        each.path if each.values is None else f"{each.path} {' -> '.join(each.values)}" for each in change.clients
-    ]
-    if fields:
-        yield f"get errors until they change too: {', '.join(fields)}"
+    if change.clients:
+        yield f"get errors until they change too: {', '.join(_format_fields(change.clients))}"
 
 
 def _yardsticks(change: Change) -> Iterator[str]:
@@ -265,8 +268,7 @@ def _yardsticks(change: Change) -> Iterator[str]:
     moved = change.yardsticks
     if moved is None:
         return
-    fields = [each.path if each.values is None else f"{each.path} {' -> '.join(each.values)}" for each in moved.moved]
-    yield f"moved: {_join_limited(fields, MAX_CAUSES)}"
+    yield f"moved: {_join_limited(_format_fields(moved.moved), MAX_CAUSES)}"
     if moved.unknown:
         yield f"nobody knows the new plan's figures under the former ones: {moved.unknown}"
         return

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.compiler import Compiled
-from planner.diff.change import Yardstick
+from planner.diff.change import SpecField
 from planner.diff.hours import loses_cache
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
@@ -99,7 +99,7 @@ def _measure(former: Plan, found: Compiled, described: dict[str, Any]) -> Remeas
     return Remeasured(plan) if plan.digest == deployed.digest else Remeasured(unknown=OTHERS)
 
 
-def find_moved(before: Plan, after: Plan) -> Iterator[Yardstick]:
+def find_moved(before: Plan, after: Plan) -> Iterator[SpecField]:
     """Yield the yardsticks that differ between two plans' specs."""
     old, new = (
         {section: plan.written.get(section) for section in SECTIONS} | {GPU: plan.written["cluster"]["gpu"]}
@@ -109,13 +109,13 @@ def find_moved(before: Plan, after: Plan) -> Iterator[Yardstick]:
     loads = _former_loads(before, after)
     yield from _differing(loads, {key: getattr(after.spec.expert_load, key) for key in loads}, f"{LOADS}.")
     if loses_cache(before.spec, after.spec):
-        yield Yardstick(path=CACHE, values=(SET, "none"))
+        yield SpecField(path=CACHE, values=(SET, "none"))
     for phase in _former_requests(before, after):
         old, new = ({key: getattr(plan.spec.phase(phase), key) for key in LIMITS} for plan in (before, after))
         yield from _differing(old, new, f"{phase}.")
     zones = [plan.timetable.timezone for plan in (before, after) if plan.timetable]
     if len(set(zones)) > 1:
-        yield Yardstick(path=ZONE, values=(zones[0], zones[1]))
+        yield SpecField(path=ZONE, values=(zones[0], zones[1]))
 
 
 def _former_sections(former: Plan, spec: ResolvedSpec, after: Plan) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _stricter(old: SloSpec, new: SloSpec) -> dict[str, float] | None:
     return {name: min(each) for name, each in promised.items() if each} or None
 
 
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> Iterator[Yardstick]:
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> Iterator[SpecField]:
     for key in {**old, **new}:
         before, after = old.get(key), new.get(key)
         if before == after:
@@ -215,7 +215,7 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") 
             yield from _differing(before, after, f"{above}{key}.")
         else:
             words = _in_words(before), _in_words(after)
-            yield Yardstick(path=f"{above}{key}", values=None if words == (SET, SET) else words)
+            yield SpecField(path=f"{above}{key}", values=None if words == (SET, SET) else words)
 
 
 def _in_words(value: Any) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from planner.compiler import compile_plan, run_passes
-from planner.diff.change import Sides, Yardstick, Yardsticks
+from planner.diff.change import Sides, SpecField, Yardsticks
 from planner.diff.diff import compare_plans
 from planner.diff.yardsticks import measure_by_former
 from planner.plan.expected import Promise
@@ -312,7 +312,7 @@ def test_a_dearer_day_is_refused_whatever_days_it_is_on(price, measured):
 
 def test_a_promise_that_is_kept_does_not_hide_that_nobody_knows_the_former_ones(change):
     """Former yardsticks that cannot be applied leave no promise to look up."""
-    moved = (Yardstick(path="slo.tpot_ms", values=None),)
+    moved = (SpecField(path="slo.tpot_ms", values=None),)
     unknown = Yardsticks(moved=moved, performance={}, cost={}, promises={}, unknown="it is finished")
     other = change.model_copy(update={"old": OTHER, "yardsticks": unknown})
     (found,) = _objections("slo", other, {"tpot_ms": _promise(40)})
