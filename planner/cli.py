@@ -271,14 +271,9 @@ def _read_previous(path: Path) -> "Plan":
 
 def _compare(previous: "Plan", found: "Compiled") -> "Change | None":
     """Return what the change from the previous plan does, if their engines can run both."""
-    from planner.diff.diff import compare_plans
-    from planner.diff.former import judge_former
-    from planner.diff.yardsticks import measure_by_former
+    from planner.diff.pair import Pair
 
-    if not (previous.runnable and found.plan.runnable):
-        return None
-    judged, remeasured = judge_former(previous, found), measure_by_former(previous, found)
-    return compare_plans(previous, found.plan, judged=judged, remeasured=remeasured)
+    return Pair.of(previous, found).compare() if previous.runnable and found.plan.runnable else None
 
 
 def _print_change(change: "Change") -> None:
@@ -351,10 +346,8 @@ def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:
 
 def _render(arguments: argparse.Namespace) -> None:
     from planner.compiler import compile_or_load
-    from planner.diff.diff import compare_plans
-    from planner.diff.former import judge_former
+    from planner.diff.pair import Pair
     from planner.diff.wording import verdicts
-    from planner.diff.yardsticks import measure_by_former
     from planner.manifests.folder import (
         altered_files,
         files_of,
@@ -373,10 +366,7 @@ def _render(arguments: argparse.Namespace) -> None:
         plan = found if isinstance(found, Plan) else found.deployed if kept is None else found.deployed_with_demand
         require_same_name(arguments.output, kept, plan)
         files = files_of(plan, kept)
-        change = None
-        if kept and kept.runnable:
-            judged, remeasured = judge_former(kept, found), measure_by_former(kept, found)
-            change = compare_plans(kept, plan, files=files, judged=judged, remeasured=remeasured)
+        change = Pair.of(kept, found, plan).compare(files) if kept and kept.runnable else None
     altered = altered_files(arguments.output, kept, files) if kept else ()
     differing = stale_files(arguments.output, files)
     write_folder(arguments.output, files)

@@ -5,14 +5,10 @@ does it. The change says so, because what really runs may be on other nodes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from planner.compiler import run_passes
-from planner.diff.change import Change
-from planner.diff.diff import compare_plans
-from planner.diff.former import judge_former
-from planner.diff.yardsticks import Remeasured, measure_by_former
+from planner.diff.pair import Pair
 from planner.manifests.folder import altered_files
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_input, refuse_option
@@ -24,21 +20,6 @@ ALTERED = "manifests were edited, merged or written by another version; pods are
 BOTH_OVERLAID = "OLD and NEW are both read under"
 OLD_IS_PLANNED = "OLD is a spec, planned as if nothing ran: give the plan that runs to see what really restarts"
 NEW_IS_PLANNED = "the new spec is planned so that it keeps the old plan's nodes and experts where it can"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two plans to compare, and notes on how they came about."""
-
-    before: Plan
-    after: Plan
-    notes: tuple[str, ...]
-    judged: Plan  # `before` under the expert loads of `after`
-    remeasured: Remeasured  # `after` under the yardsticks of `before`
-
-    def compare(self) -> Change:
-        """Return the change. Raises InfeasibleError if an engine cannot run its plan."""
-        return compare_plans(self.before, self.after, self.notes, judged=self.judged, remeasured=self.remeasured)
 
 
 def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> Pair:
@@ -62,7 +43,7 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> Pair:
     if after is not given:
         notes.append(NEW_IS_PLANNED)
     altered = [f"{path}: {ALTERED}" for path, plan in ((old, before), (new, after)) if _is_altered(path, plan)]
-    return Pair(before, after, (*altered, *notes), judge_former(before, found), measure_by_former(before, found))
+    return Pair.of(before, found, notes=(*altered, *notes))
 
 
 def read_to_show(path: Path, previous: Path | None, overlays: Sequence[Path] = ()) -> tuple[Pair | None, Plan]:

@@ -18,9 +18,7 @@ from functools import reduce
 from pathlib import Path
 
 from planner.compiler import run_passes
-from planner.diff.diff import compare_plans
-from planner.diff.former import judge_former
-from planner.diff.yardsticks import measure_by_former
+from planner.diff.pair import Pair
 from planner.facts.files import only_within
 from planner.facts.quantities import counted, first_of
 from planner.manifests.folder import files_of, kept_plan, require_same_name, stale_files
@@ -149,10 +147,8 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     require_same_name(call.folder, baseline.plan, plan, RENAMED)
     change = None
     if baseline.plan is not None:
-        notes, judged = baseline.notes(call.folder), judge_former(baseline.plan, found)
-        remeasured = measure_by_former(baseline.plan, found)
-        added = differing_additions(baseline.builders, builders)
-        change = compare_plans(baseline.plan, plan, notes, files, baseline.unknown, judged, remeasured, added)
+        pair = Pair.of(baseline.plan, found, notes=baseline.notes(call.folder))
+        change = pair.compare(files, baseline.unknown, differing_additions(baseline.builders, builders))
     foreign = (*_find_foreign_files(call.folder, {*files, *stale}), *disallowed_fields(builders))
     asked = {each.word for each in call.conditions}
     shared = _find_shared_nodes(call.folder, plan) if "nodes" in asked else {}

@@ -22,10 +22,8 @@ from urllib.parse import quote
 
 from planner.compiler import run_passes
 from planner.diff.change import Change
-from planner.diff.diff import compare_plans
-from planner.diff.former import judge_former
 from planner.diff.markdown import diff_markdown, escaped
-from planner.diff.yardsticks import measure_by_former
+from planner.diff.pair import Pair
 from planner.facts.files import only_within
 from planner.facts.loads import read_loads
 from planner.facts.quantities import counted
@@ -320,10 +318,9 @@ def _make_proposal(checkout: Checkout, heads: Heads, source: Source, most_hours:
     require_same_name(paths.folder, kept, found.plan)
     change = worth = None
     if baseline.plan is not None:
-        notes, judged = baseline.notes(paths.folder), judge_former(baseline.plan, found)
-        remeasured = measure_by_former(baseline.plan, found)
-        change = compare_plans(baseline.plan, found.plan, notes, None, baseline.unknown, judged, remeasured)
-        worth = weigh_maps(judged, found.plan, change, most_hours) if source.loads else None
+        pair = Pair.of(baseline.plan, found, notes=baseline.notes(paths.folder))
+        change = pair.compare(no_figures=baseline.unknown)
+        worth = weigh_maps(pair.judged, found.plan, change, most_hours) if source.loads else None
     planned = Proposal(found.plan, change, worth, paths.folder, (*named, paths.folder), len(baseline.stale))
     if source.loads is not None and (worth is None or not worth.is_enough):
         return planned

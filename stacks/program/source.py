@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.compiler import Compiled, plan_from, run_passes
-from planner.diff.diff import compare_plans
-from planner.diff.former import judge_former
-from planner.diff.yardsticks import measure_by_former
+from planner.diff.pair import Pair
 from planner.plan.load import load_plan, read_plan
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_input
@@ -81,8 +79,7 @@ class Source:
         """The verdict on the change from `previous`: what `pulumi up` does to serving units."""
         if self._before is None or not self._before.runnable:
             return "not_compared"
-        judged, remeasured = judge_former(self._before, self._found), measure_by_former(self._before, self._found)
-        return compare_plans(self._before, self.deployed, judged=judged, remeasured=remeasured).ways["pulumi"].verdict
+        return Pair.of(self._before, self._found, self.deployed).compare().ways["pulumi"].verdict
 
     @cached_property
     def _found(self) -> Compiled | Plan:
