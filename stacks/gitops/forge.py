@@ -113,7 +113,6 @@ class PullRequest:
     number: int
     address: str
     text: str
-    head: str  # the last commit that its branch had
     is_open: bool
     is_merged: bool
 
@@ -225,7 +224,7 @@ def _read_github(repository: Repository, answer: Any) -> PullRequest:
     """Read a pull request from the JSON of GitHub, or of Gitea, which uses the same keys."""
     try:
         is_merged, text = answer.get("merged_at") is not None, answer.get("body") or ""
-        told = answer["number"], answer["html_url"], text, answer["head"]["sha"], answer["state"] == "open", is_merged
+        told = answer["number"], answer["html_url"], text, answer["state"] == "open", is_merged
         return _check_shape(repository, PullRequest(*told))
     except (AttributeError, KeyError, TypeError):
         raise _no_request(repository) from None
@@ -234,7 +233,7 @@ def _read_github(repository: Repository, answer: Any) -> PullRequest:
 def _read_gitlab(repository: Repository, answer: Any) -> PullRequest:
     try:
         state, text = answer["state"], answer.get("description") or ""
-        told = answer["iid"], answer["web_url"], text, answer.get("sha") or "", state == "opened", state == "merged"
+        told = answer["iid"], answer["web_url"], text, state == "opened", state == "merged"
         return _check_shape(repository, PullRequest(*told))
     except (AttributeError, KeyError, TypeError):
         raise _no_request(repository) from None
@@ -242,7 +241,7 @@ def _read_gitlab(repository: Repository, answer: Any) -> PullRequest:
 
 def _check_shape(repository: Repository, found: PullRequest) -> PullRequest:
     """Return `found` with the token removed from its address. Raises TypeError if a field has the wrong type."""
-    texts = (found.address, found.text, found.head)
+    texts = (found.address, found.text)
     if type(found.number) is not int or not all(isinstance(each, str) for each in texts):
         raise TypeError
     return replace(found, address=repository.without_token(found.address))

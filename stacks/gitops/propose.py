@@ -5,8 +5,9 @@ plus FOLDER rendered from them. It is made in a folder apart, so nothing else th
 `--loads` it is a new expert map instead, and proposed only if that is worth its restarts (`worth.py`). If it is not,
 an earlier proposal that is still open rests on loads of the past, and is closed.
 
-The branch belongs to its one commit. A commit of somebody else's there ends our part: then the branch and its pull
-request are left alone. A pull request that was closed with this very change is not opened again.
+The branch belongs to its one commit. It is pushed only while it does not exist, or while its tip is a commit that we
+made: a commit of somebody else's ends our part, whatever became of its pull request. A pull request that was closed
+with this very change is not opened again.
 """
 
 import math
@@ -237,12 +238,13 @@ def propose(call: Call) -> Outcome:
 
 
 def decide(standing: BranchState) -> Step:
-    """Return what to do with the branch and its pull request, given their state."""
+    """Return what to do with the branch and its pull request, given their state.
+
+    Nothing is ever pushed over a commit that is not ours.
+    """
     request, tip = standing.request, standing.tip
     is_open = request is not None and request.is_open
     if tip is not None and not standing.is_ours:
-        if request is not None and request.is_merged and request.head == tip:
-            return Step("opened", pushes=True)
         way_on = "merge it" if is_open else "delete the branch"
         return Step("left_alone", why=f"somebody else has committed on the branch: {way_on}, or give another --branch")
     if tip is not None and standing.is_same:

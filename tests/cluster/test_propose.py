@@ -121,7 +121,7 @@ def test_one_pull_request_follows_the_change(gitea, checkout, capsys):
 
 
 def test_a_branch_with_somebody_elses_commit_is_left_alone(gitea, checkout, capsys):
-    """Until its pull request is merged, even as one commit that Git does not recognise."""
+    """Also once its pull request is merged, until somebody deletes the branch."""
     edit(checkout, "tidemill-runtime-gpu:0.2.0")
     opened = propose(capsys)
     git(checkout, "stash", "-q")
@@ -143,12 +143,16 @@ def test_a_branch_with_somebody_elses_commit_is_left_alone(gitea, checkout, caps
     git(checkout, "stash", "-q")
     git(checkout, "-c", head, "pull", "-q", "origin", "main")
     edit(checkout, "tidemill-runtime-gpu:0.4.0")
+    merged = propose(capsys)
+    gitea.ask("DELETE", f"{repository_of(checkout)}/branches/{opened['branch'].replace('/', '%2F')}")
     again = propose(capsys)
 
     assert left["result"] == "left_alone"
     assert left["why"][0].startswith("somebody else has committed on the branch: merge it, or give another --branch")
     assert request["head"]["sha"] == theirs
     assert request["body"] == gitea.ask("GET", pull)["body"]
+    assert merged["result"] == "left_alone"
+    assert ": delete the branch, or give another --branch" in merged["why"][0]
     assert again["result"] == "opened"
     assert again["pull_request"]["number"] == request["number"] + 1
 

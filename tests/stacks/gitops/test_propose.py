@@ -23,10 +23,9 @@ from stacks.gitops.worth import Worth, weigh_maps
 from tests.stacks.deployments import DEMO_SPEC
 
 TIP, OTHER = "a" * 40, "b" * 40
-OPEN = PullRequest(7, "https://git.example/7", "", TIP, is_open=True, is_merged=False)
-CLOSED = PullRequest(7, "https://git.example/7", "", TIP, is_open=False, is_merged=False)
-MERGED = PullRequest(7, "https://git.example/7", "", TIP, is_open=False, is_merged=True)
-MERGED_BEFORE = PullRequest(7, "https://git.example/7", "", OTHER, is_open=False, is_merged=True)
+OPEN = PullRequest(7, "https://git.example/7", "", is_open=True, is_merged=False)
+CLOSED = PullRequest(7, "https://git.example/7", "", is_open=False, is_merged=False)
+MERGED = PullRequest(7, "https://git.example/7", "", is_open=False, is_merged=True)
 
 
 @pytest.mark.parametrize(
@@ -44,25 +43,23 @@ MERGED_BEFORE = PullRequest(7, "https://git.example/7", "", OTHER, is_open=False
         (TIP, False, False, OPEN, "left_alone", False),
         (TIP, False, False, None, "left_alone", False),
         (TIP, False, False, CLOSED, "left_alone", False),
-        (TIP, False, False, MERGED, "opened", True),
-        (TIP, False, False, MERGED_BEFORE, "left_alone", False),
+        (TIP, False, False, MERGED, "left_alone", False),
     ],
 )
 def test_what_becomes_of_the_branch(tip, is_ours, is_same, request_, result, pushes):
-    """A commit of somebody else's is never pushed away, unless it was merged; a refusal holds for the same change."""
+    """A commit of somebody else's is never pushed away, merged or not; a refusal holds for the same change."""
     step = decide(BranchState(tip, is_ours, is_same, request_))
 
     assert (step.result, step.pushes) == (result, pushes)
 
 
 def test_nothing_of_somebody_elses_is_ever_replaced():
-    """For every standing: what is pushed over is ours or merged, and what is left alone says why."""
-    requests = (None, OPEN, CLOSED, MERGED, MERGED_BEFORE)
+    """For every standing: what is pushed over is ours or gone, and what is left alone says why."""
+    requests = (None, OPEN, CLOSED, MERGED)
     for tip, is_ours, is_same, request in product((None, TIP), (True, False), (True, False), requests):
         step = decide(BranchState(tip, is_ours, is_same, request))
-        is_free = tip is None or is_ours or (request is not None and request.is_merged and request.head == tip)
 
-        assert is_free or not step.pushes
+        assert tip is None or is_ours or not step.pushes
         assert (step.result == "left_alone") == bool(step.why)
 
 
@@ -75,11 +72,12 @@ def test_an_edited_text_is_the_readers():
 
 
 def test_what_is_left_alone_says_the_way_on():
-    """A pull request that was closed is not there to be merged."""
-    said = [decide(BranchState(TIP, is_ours=False, is_same=False, request=each)).why for each in (OPEN, CLOSED, None)]
+    """A pull request that was merged or closed is not there to be merged."""
+    requests = (OPEN, CLOSED, MERGED, None)
+    said = [decide(BranchState(TIP, is_ours=False, is_same=False, request=each)).why for each in requests]
 
     assert said[0].endswith(": merge it, or give another --branch")
-    assert said[1] == said[2]
+    assert said[1] == said[2] == said[3]
     assert said[1].endswith(": delete the branch, or give another --branch")
 
 
