@@ -28,7 +28,7 @@ from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, OutputError, SpecError
 from planner.report.columns import numeric_order
 from stacks.gitops.gate import CHECK, Condition, find_objections, gather_evidence
-from stacks.gitops.kustomized import Builders, differing_additions, disallowed_fields, read_builders
+from stacks.gitops.kustomized import Builders, differing_additions, disallowed_fields, lost_builders, read_builders
 from stacks.gitops.refusals import link_refused, refused
 from stacks.gitops.report import Report
 from stacks.gitops.tree import list_files
@@ -149,7 +149,8 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     if baseline.plan is not None:
         pair = Pair.of(baseline.plan, found, notes=baseline.notes(call.folder))
         change = pair.compare(files, baseline.unknown, differing_additions(baseline.builders, builders))
-    foreign = (*_find_foreign_files(call.folder, {*files, *stale}), *disallowed_fields(builders))
+    kustomized = (*disallowed_fields(builders), *lost_builders(baseline.builders, builders))
+    foreign = (*_find_foreign_files(call.folder, {*files, *stale}), *kustomized)
     asked = {each.word for each in call.conditions}
     shared = _find_shared_nodes(call.folder, plan) if "nodes" in asked else {}
     objections = find_objections(

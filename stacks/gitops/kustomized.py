@@ -7,17 +7,23 @@ are labels and annotations by which tools are told what to do, such as not to ap
 
 What is added may reach the templates of pods, and restarts these when it changes.
 
-It knows `kustomization.yaml` files, not Flux's resource of that kind or Argo CD's settings, which can say the same. One
-that builds on the URL of its own repository is not seen either.
-Fields: kubernetes-sigs/kustomize, api/types/kustomization.go and labels.go. Like Kustomize, it reads the first document
-of a file.
+Only what is plainly read passes. A file with a repeated key or a second document does not, since readers differ in
+which one they take. A kustomization that takes some files of the folder leaves others out. One that built on the folder
+and no longer does, or now does by a URL, makes tools apply something else.
+
+It knows `kustomization.yaml` files, not Flux's resource of that kind or Argo CD's settings, which can say the same. A
+URL is taken for one of this repository if it ends in a path that the checkout has.
+Fields: kubernetes-sigs/kustomize, api/types/kustomization.go and labels.go.
 """
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import yaml
 
@@ -26,7 +32,7 @@ from planner.facts.files import read_file
 from planner.spec.yaml import MAX_DEPTH
 from stacks.gitops.tree import list_files
 
-__all__ = ["Builders", "differing_additions", "disallowed_fields", "read_builders"]
+__all__ = ["Builder", "Builders", "differing_additions", "disallowed_fields", "lost_builders", "read_builders"]
 
 FILES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
 MAX_BYTES = 2**18  # per file; assumed: room for 5,000 resource paths
@@ -42,6 +48,10 @@ ALLOWED = {
     "buildMetadata",
 }
 ALLOWED_OF_LABELS = {"pairs", "includeTemplates"}  # of an entry of `labels`
+BASES = ("resources", "bases", "components")
+# What Kustomize may take for a URL and not for a path (api/internal/git/repospec.go). A path in a repository may follow
+# the `.git` of its name at once.
+REMOTE = re.compile(r"[:?]|//|_git/|^git@|^github\.com/", re.I)
 OFF = ("", "false", "False", "FALSE")
 MERGE = "<<"  # YAML's key for another mapping's keys, which are not looked for
 BINARY = "tag:yaml.org,2002:binary"  # YAML's tag for text in base64
@@ -75,7 +85,21 @@ DOMAINS = (
 WITHOUT_DOMAIN = ("istio-injection", MERGE)
 
 Content = Mapping[str, Any]  # all scalars are texts
-Builders = Mapping[str, Content | None]  # path relative to the folder -> fields; None if the file cannot be read
+
+
+@dataclass(frozen=True)
+class Builder:
+    """A kustomization that builds on the folder, or may do so."""
+
+    fields: Content
+    fault: str = ""  # why what it builds is not the folder with additions
+    is_by_url: bool = False  # whether it may build on the folder by a URL alone
+
+
+Builders = Mapping[str, Builder]  # by path relative to the folder
+
+UNREAD = Builder({}, "which cannot be read here")
+TAKES_FILES = "which builds on files of the folder, and not on all of it"
 
 
 def read_builders(folder: Path, checkout: Path) -> Builders:
@@ -83,22 +107,32 @@ def read_builders(folder: Path, checkout: Path) -> Builders:
 
     One that cannot be read is returned too, since what it builds on is unknown.
     """
-    root = Path(os.path.realpath(folder))
+    root, top = Path(os.path.realpath(folder)), Path(os.path.realpath(checkout))
     found = {path: _read(path) for path in _find_all(checkout) if path.parent != root}
-    readable = {path: content for path, content in found.items() if content is not None}
-    building = _find_builders(root, readable) | (found.keys() - readable.keys())
-    return {os.path.relpath(path, root): found[path] for path in sorted(building)}
+    fields = {path: content for path, content in found.items() if content is not None}
+    by_path = {path: set(_list_bases(path, content)) for path, content in fields.items()}
+    by_any = {path: by_path[path] | set(_list_urls(content, top)) for path, content in fields.items()}
+    plain = _find_builders(root, by_path)
+    builders = dict.fromkeys(found.keys() - fields.keys(), UNREAD)
+    for path in _find_builders(root, by_any):
+        fault = TAKES_FILES if any(root in base.parents for base in by_any[path]) else ""
+        builders[path] = Builder(fields[path], fault, is_by_url=path not in plain)
+    return {os.path.relpath(path, root): builders[path] for path in sorted(builders)}
 
 
 def disallowed_fields(builders: Builders) -> list[str]:
     """Return a text such as `namePrefix of ../prod/kustomization.yaml` for each field that may break the folder."""
-    fields = []
-    for name, content in builders.items():
-        if content is None:
-            fields.append(f"{name} (which cannot be read here)")
-        else:
-            fields += [f"{field} of {name}" for field in _disallowed(content)]
-    return sorted(fields)
+    faults = [f"{name} ({each.fault})" for name, each in builders.items() if each.fault]
+    return sorted(
+        [*faults, *(f"{field} of {name}" for name, each in builders.items() for field in _disallowed(each.fields))]
+    )
+
+
+def lost_builders(before: Builders, after: Builders) -> list[str]:
+    """Return a text for each kustomization that built on the folder in the checkout, and no longer does."""
+    names = [name for name, each in before.items() if not (each.is_by_url or each.fault)]
+    lost = [name for name in names if name not in after or after[name].is_by_url]
+    return [f"{name} (which no longer builds on the folder)" for name in lost]
 
 
 def differing_additions(before: Builders, after: Builders) -> tuple[str, ...]:
@@ -113,11 +147,11 @@ def differing_additions(before: Builders, after: Builders) -> tuple[str, ...]:
 def _additions(builders: Builders) -> dict[str, frozenset[frozenset[tuple[str, str]]]]:
     """Return the fields that may reach the templates of pods, with the texts that they add."""
     found = {}
-    for name, content in builders.items():
-        labels = [each for each in _listed((content or {}).get("labels")) if isinstance(each, dict)]
+    for name, builder in builders.items():
+        labels = [each for each in _listed(builder.fields.get("labels")) if isinstance(each, dict)]
         added = {
-            "images": _listed((content or {}).get("images")),
-            "commonAnnotations": [(content or {}).get("commonAnnotations")],
+            "images": _listed(builder.fields.get("images")),
+            "commonAnnotations": [builder.fields.get("commonAnnotations")],
             "labels": [each.get("pairs") for each in labels if each.get("includeTemplates", "") not in OFF],
         }
         for field, values in added.items():
@@ -141,20 +175,31 @@ def _find_all(checkout: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> Content | None:
-    """Return a kustomization's fields; None if it cannot be read, or says something that only some readers understand.
+    """Return a kustomization's fields; None if it cannot be read, or says something that readers understand otherwise.
 
-    That is YAML's merge keys and texts in base64.
+    That is YAML's merge keys, texts in base64, repeated keys and several documents.
     """
     try:
         text = read_file(path, MAX_BYTES)
         if not _is_plain(text):
             return None
-        content: Any = next(yaml.load_all(text, Loader=yaml.CBaseLoader), {})
+        content: Any = yaml.load(text, Loader=_PlainLoader)  # noqa: S506 (every value is text)
     except (OSError, ValueError, yaml.YAMLError):
         return None
     if not isinstance(content, dict):
         return {}  # Kustomize builds nothing from it
     return None if MERGE in content else content
+
+
+class _PlainLoader(yaml.CBaseLoader):
+    """Reads a single document, and refuses repeated keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping. Raises YAMLError if a key is repeated."""
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            raise yaml.constructor.ConstructorError(None, None, "a key is repeated", node.start_mark)
+        return found
 
 
 def _is_plain(text: bytes) -> bool:
@@ -170,27 +215,41 @@ def _is_plain(text: bytes) -> bool:
     return True
 
 
-def _find_builders(root: Path, contents: Mapping[Path, Content]) -> set[Path]:
+def _find_builders(root: Path, bases_of: Mapping[Path, set[Path]]) -> set[Path]:
     """Return the kustomizations that build on `root`, directly or through the folders of others."""
     builders = defaultdict[Path, list[Path]](list)
-    for path, content in contents.items():
-        for base in _list_bases(path, content):
+    for path, bases in bases_of.items():
+        for base in bases:
             builders[root if base.is_relative_to(root) else base].append(path)
-    found, bases = set[Path](), [root]
-    while bases:
-        above = builders.pop(bases.pop(), [])
+    found, left = set[Path](), [root]
+    while left:
+        above = builders.pop(left.pop(), [])
         found.update(above)
-        bases += [path.parent for path in above]
+        left += [path.parent for path in above]
     return found
 
 
 def _list_bases(path: Path, content: Content) -> Iterator[Path]:
-    """Yield the real paths of a kustomization's resources, bases and components. Kustomize ignores the case of keys."""
+    """Yield the real paths of a kustomization's resources, bases and components."""
+    for each in _list_names(content):
+        yield Path(os.path.realpath(path.parent / each))
+
+
+def _list_urls(content: Content, top: Path) -> Iterator[Path]:
+    """Yield the paths of the checkout `top` that a kustomization's URLs may mean, if they are of its own repository."""
+    for each in filter(REMOTE.search, _list_names(content)):
+        url = unquote(each).partition("?")[0]
+        for text in {url, url.replace(".git", "/")}:
+            parts = [part for part in re.split("[/:]", text) if part]
+            ends = (top.joinpath(*parts[len(parts) - length :]) for length in range(min(len(parts), MAX_DEPTH) + 1))
+            yield from (Path(os.path.realpath(end)) for end in ends if os.path.lexists(end))
+
+
+def _list_names(content: Content) -> Iterator[str]:
+    """Yield the paths and URLs that a kustomization builds on, as written. Kustomize ignores the case of keys."""
     for key, value in content.items():
-        if key.lower() in ("resources", "bases", "components"):
-            for each in _listed(value):
-                if isinstance(each, str) and "\0" not in each:
-                    yield Path(os.path.realpath(path.parent / each))
+        if key.lower() in BASES:
+            yield from (each for each in _listed(value) if isinstance(each, str) and "\0" not in unquote(each))
 
 
 def _disallowed(content: Content) -> Iterator[str]:

@@ -82,7 +82,7 @@ def test_a_file_that_nobody_rendered_is_foreign(name, head, capsys):
     status, said = _run(capsys, *CHECK, "--fail-on", "stale")
 
     assert status == 3
-    assert f"refused by stale: GitOps tools may read {name} too, which nobody rendered" in said.out
+    assert f"refused by stale: GitOps tools may apply more than the folder, or less: {name}; undo that" in said.out
 
 
 @pytest.mark.parametrize("place", [".", "deploy/plan"])
@@ -93,7 +93,7 @@ def test_flux_heeds_a_sourceignore_in_every_folder(place, head, capsys):
     name = "../.sourceignore" if place == "." else "plan/.sourceignore"
 
     assert status == 3
-    assert f"refused by stale: GitOps tools may read {name} too, which nobody rendered" in said.out
+    assert f"refused by stale: GitOps tools may apply more than the folder, or less: {name}; undo that" in said.out
 
 
 def test_a_folder_may_nest_deeper_than_calls(head, capsys):
@@ -285,6 +285,22 @@ def test_a_kustomization_that_may_break_the_folder_is_stale(head, capsys):
 
     assert json.loads(document.out)["foreign"] == ["namePrefix of ../prod/kustomization.yaml"]
     assert status == 3
+
+
+@pytest.mark.parametrize(
+    "content", ["resources: [../elsewhere]", "resources: [https://git.example/a.git//deploy]", None]
+)
+def test_a_kustomization_that_leaves_the_folder_is_stale(content, head, capsys):
+    """Tools that apply it would apply something else, at a commit that nobody has checked."""
+    for checkout, text in ((head.parent / "base", "resources: [../deploy]"), (head, content)):
+        (checkout / ".git").mkdir()
+        (checkout / "prod").mkdir()
+        if text is not None:
+            (checkout / "prod" / "kustomization.yaml").write_text(text)
+    status, said = _run(capsys, *CHECK, "--fail-on", "stale")
+
+    assert status == 3
+    assert "../prod/kustomization.yaml (which no longer builds on the folder)" in said.out
 
 
 def test_a_new_time_zone_is_judged(head, capsys):

@@ -42,7 +42,6 @@ def checkout(tmp_path):
         ("namePrefix: !ours prod-", ["namePrefix of ../prod/kustomization.yaml"]),
         ("NamePrefix: prod-", ["NamePrefix of ../prod/kustomization.yaml"]),
         ("namePrefix: 2001-99-99", ["namePrefix of ../prod/kustomization.yaml"]),
-        ("namePrefix: prod-\n---\n{}", ["namePrefix of ../prod/kustomization.yaml"]),
         ("labels: 3\nbases: 4\nimages: 5", []),
         ("images: [{<<: {name: a}}]", ["images[0].<< of ../prod/kustomization.yaml"]),
         *(
@@ -91,10 +90,17 @@ def _changed_fields(checkout, *contents):
         "resources: [../deploy/deployment-demo-gateway.yaml]",
         "Resources: [../deploy]",
         "resources: [&here ../deploy]",
+        "resources: ['file:///x//deploy']",
+        "resources: [https://git.example/team/name.git//deploy?ref=main]",
+        "resources: [https://git.example/team/name.gitdeploy]",
+        "resources: [https://git.example/team/name/raw/main/deploy/deployment-demo-gateway.yaml]",
+        "resources: ['git@git.example:team/name//%64eploy/']",
+        "resources: [github.com/team/name/x/../deploy]",
     ],
 )
 def test_a_kustomization_of_the_folders_files_builds_on_the_folder(base, checkout):
-    """Kustomize takes files as well as folders, and keys in any case."""
+    """Kustomize takes files as well as folders, keys in any case, and URLs, which may be those of this repository."""
+    (checkout / "deploy" / "deployment-demo-gateway.yaml").touch()
     assert "namespace of ../k0/kustomization.yaml" in _changed_fields(checkout, f"{base}\nnamespace: prod\n")
 
 
@@ -108,6 +114,9 @@ def test_a_kustomization_of_the_folders_files_builds_on_the_folder(base, checkou
         "? [a]\n: b",
         "[!!binary aaaa]",
         "{a: " * 30_000,
+        "namePrefix: prod-\n---\n{}",
+        "resources: [../deploy]\nresources: []",
+        "resources: [../deploy]\nimages: [{name: a, newTag: b, newTag: c}]",
     ],
 )
 def test_a_kustomization_that_cannot_be_read_is_named(content, checkout):
@@ -116,6 +125,24 @@ def test_a_kustomization_that_cannot_be_read_is_named(content, checkout):
     (checkout / "k0" / "Kustomization").write_bytes(content.encode("latin-1"))
 
     assert _changed_fields(checkout) == ["../k0/Kustomization (which cannot be read here)"]
+
+
+def test_a_kustomization_of_another_repository_is_free(checkout):
+    """Teams install much by URLs; only one that ends in a path of this checkout may be its own."""
+    others = "resources: [https://git.example/other/name//install, 'https://git.example/a.yaml', ../x//y]"
+
+    assert _changed_fields(checkout, f"{others}\nnamespace: other\n") == []
+
+
+def test_a_kustomization_takes_the_whole_folder(checkout):
+    """Objects of files that it leaves out are removed from the cluster."""
+    (checkout / "deploy" / "a.yaml").touch()
+    found = _changed_fields(checkout, "resources: [../deploy/a.yaml]", "resources: ['file:///x//deploy/a.yaml']")
+
+    assert found == [
+        f"../k{place}/kustomization.yaml (which builds on files of the folder, and not on all of it)"
+        for place in range(2)
+    ]
 
 
 def test_a_linked_kustomization_builds_from_its_own_folder(checkout):
