@@ -14,10 +14,16 @@ __all__ = ["find_client_fields"]
 
 def find_client_fields(before: Plan, after: Plan) -> Iterator[SpecField]:
     """Yield the fields of the spec that callers notice and that differ. The name of a Secret is not shown."""
-    old, new = before.spec, after.spec
-    if old.served_model_name != new.served_model_name:
-        yield SpecField(path="model.name", values=(old.served_model_name, new.served_model_name))
-    if old.gateway.port != new.gateway.port:
-        yield SpecField(path="gateway.port", values=(str(old.gateway.port), str(new.gateway.port)))
-    if old.gateway.keys != new.gateway.keys:
+    old, new = map(_list_visible_fields, (before, after))
+    yield from (SpecField(path=path, values=(old[path], new[path])) for path in old if old[path] != new[path])
+    if before.spec.gateway.keys != after.spec.gateway.keys:
         yield SpecField(path="gateway.keys", values=None)
+
+
+def _list_visible_fields(plan: Plan) -> dict[str, str]:
+    return {
+        "name": plan.name,
+        "kubernetes.namespace": plan.kubernetes.namespace,
+        "model.name": plan.spec.served_model_name,
+        "gateway.port": str(plan.spec.gateway.port),
+    }

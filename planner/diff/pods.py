@@ -52,6 +52,14 @@ def compare_pods(
     return tuple(_compare_workload(name, old.get(name), new.get(name), before, after, added) for name in {**new, **old})
 
 
+def is_same_deployment(before: Plan, after: Plan) -> bool:
+    """Return whether two plans are one deployment. Under another name or namespace, the new one starts beside the old.
+
+    No controller or gateway knows units of both, so none takes turns or waits for another.
+    """
+    return (before.name, before.kubernetes.namespace) == (after.name, after.kubernetes.namespace)
+
+
 def _compare_workload(
     name: str, old: Pods | None, new: Pods | None, before: Plan, after: Plan, added: Sequence[str]
 ) -> UnitChange:
@@ -91,7 +99,7 @@ def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan, *, 
     old_kv, new_kv = (
         [plan.launch_documents.get(file, {}).get(key) for key in ("kv_digest", "engine")] for plan in (before, after)
     )
-    if (old.kind, old.namespace) != (new.kind, new.namespace) or old_kv != new_kv or new_kv[0] is None:
+    if not is_same_deployment(before, after) or old.kind != new.kind or old_kv != new_kv or new_kv[0] is None:
         return False
     if before.kubernetes.tls != after.kubernetes.tls:
         return False

@@ -40,6 +40,7 @@ from math import ceil
 
 from planner.diff.change import ENDING_FATES, STARTING_FATES, Rollout, Shortage, Tool, UnitChange, UnitCount, Verdict
 from planner.diff.hours import Hour, describe_times, full_unit_rate, has_controller
+from planner.diff.pods import is_same_deployment
 from planner.diff.serving import PhaseUnits, Turns, least_serving
 from planner.facts.day import MINUTE_S
 from planner.facts.engines import OURS
@@ -155,6 +156,8 @@ def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]
     if before.kubernetes.overlay != after.kubernetes.overlay:
         yield "what the changed patches of kubernetes.overlay do is not judged: pods start, and callers reach them"
     yield from _controller_assumptions(before, after)
+    if not is_same_deployment(before, after):
+        yield "the first deployment ends when the change is applied; if its folder stays, both run and need nodes"
     if not any(each.change in (*ENDING_FATES, "new") for each in changes):
         return
     if fields := [each for each in START_FIELDS if any(each in unit.why for unit in changes)]:
@@ -216,7 +219,7 @@ def _changes_in_pairs(before: Plan, after: Plan) -> bool:
     """Return whether KV formats differ and a controller changes one unit of each phase first, with a new gateway."""
     old, new = (plan.launch_documents.get(GATEWAY_LAUNCH_FILE, {}).get("kv_digest") for plan in (before, after))
     are_ours = before.engine == after.engine == OURS and all(map(has_controller, (before, after)))
-    return are_ours and old != new
+    return are_ours and is_same_deployment(before, after) and old != new
 
 
 def _units_that_go_last(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> set[str]:
@@ -225,7 +228,7 @@ def _units_that_go_last(before: Plan, after: Plan, changes: Sequence[UnitChange]
     A controller that comes with the new plan does not know those of the old one, so whoever applies it ends them.
     """
     taken = {node for unit in after.units for node in unit.nodes}
-    are_known = has_controller(before) and has_controller(after)
+    are_known = has_controller(before) and has_controller(after) and is_same_deployment(before, after)
     removed = (each.name for each in changes if each.change == "removed") if are_known else ()
     return {name for name in removed if taken.isdisjoint(before.nodes_by_unit.get(name, ()))}
 

@@ -152,6 +152,19 @@ def test_a_unit_that_leaves_serves_until_others_have_changed(controller, serving
     assert change.ways["pulumi"] == change.ways["git"]
 
 
+@pytest.mark.parametrize("place", [{"name": "other"}, {"kubernetes.namespace": "other"}])
+@pytest.mark.parametrize("more", [{}, {"model.name": "another"}])
+def test_another_name_is_an_outage(place, more):
+    """It is a second deployment, whose units know nothing of the first's, though all nodes are other ones."""
+    spec, plan = base(40)
+    nodes = [{"name": f"other-{node}", "rack": f"rack-{node // 4}"} for node in range(40)]
+    change = compare_plans(plan, compile_plan(change_spec(spec, place | more | {"cluster.nodes": nodes}), plan))
+
+    assert change.verdict == "outage"
+    assert set(change.least_capacity.values()) == {0.0}
+    assert any(each.startswith("the first deployment ends when the change is applied") for each in change.assumed)
+
+
 def test_turns_with_room_cost_nothing():
     """They wait for the night, when another unit stands in."""
     found = _ways_with_controller("image", turns="with_room")
