@@ -36,7 +36,9 @@ def add_init(commands: Any) -> None:
         "options, or without a terminal, it asks nothing. It overwrites no file.",
     )
     for each in QUESTIONS:
-        needed = f"needed without a terminal, for example {each.default}" if each.is_required else "default: none"
+        needed = (
+            f"needed without a terminal, for example {each.default}" if each.is_required else f"default: {each.default}"
+        )
         init.add_argument(each.option, metavar=each.metavar, help=f"{each.words}; {needed}")
     init.add_argument(
         "-o",

@@ -37,7 +37,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class Kubernetes:
-    """The two values that Kubernetes manifests need but a plan does not."""
+    """The two values that only Kubernetes manifests need."""
 
     namespace: str
     image: str
@@ -51,9 +51,9 @@ class Answers:
     gpu: str
     nodes: int
     gpus_per_node: int
+    kubernetes: Kubernetes
     traffic: Traffic | None = None
     slo: Slo | None = None
-    kubernetes: Kubernetes | None = None
 
 
 def first_spec(answers: Answers, path: Path) -> str:
@@ -67,7 +67,7 @@ def first_spec(answers: Answers, path: Path) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    model, kubernetes = MODELS[answers.model], answers.kubernetes
+    model = MODELS[answers.model]
     text = environment.get_template("spec.yaml.j2").render(
         name=re.sub("[^a-z0-9]+", "-", answers.model),
         model=answers.model,
@@ -79,7 +79,8 @@ def first_spec(answers: Answers, path: Path) -> str:
         kv_precision=model.only_kv,
         traffic=answers.traffic,
         slo=answers.slo,
-        kubernetes=kubernetes and Kubernetes(json.dumps(kubernetes.namespace), json.dumps(kubernetes.image)),
+        namespace=json.dumps(answers.kubernetes.namespace),
+        image=json.dumps(answers.kubernetes.image),
     )
     check_document(decode_document(text.encode(), path))
     return text

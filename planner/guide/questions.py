@@ -20,6 +20,7 @@ from planner.spec.operating_point import MAX_MS
 from planner.spec.traffic import MAX_TOKENS
 
 NONE = "none"
+MANIFESTS = "chat/tidemill-runtime-gpu:0.1.0"  # the name under which docs/in-a-cluster.md builds the image
 PLANNED_GPUS = tuple(name for name, gpu in GPUS.items() if gpu.usable_bytes)
 MAX_NODES, MAX_GPUS_PER_NODE = 20_000, 64  # of cluster.nodes and cluster.gpus_per_node
 USUAL_GPUS_PER_NODE = 8  # of HGX and OAM boards; the catalog has what differs
@@ -57,7 +58,7 @@ def read_options(given: Mapping[str, str | None]) -> Answers:
             wrong.append(Finding(question.option, None, rule, reason, fix).at("tidemill init"))
             continue
         try:
-            read[question.option] = question.read(NONE if words is None else words)
+            read[question.option] = question.read(question.default if words is None else words)
         except CallError as error:
             wrong += error.findings
     if wrong:
@@ -135,14 +136,11 @@ def _read_pair(option: str, words: str, least: float, most: float, form: str, ex
     return found
 
 
-def _read_kubernetes(words: str) -> Kubernetes | None:
-    if words == NONE:
-        return None
+def _read_kubernetes(words: str) -> Kubernetes:
     namespace, slash, image = words.partition("/")
     if not slash:
-        rule, reason = f"must be NAMESPACE/IMAGE, or {NONE} to plan only", "manifests need both"
         raise _wrong(
-            "--kubernetes", words, rule, reason, "for example chat/registry.example.com/tidemill-runtime:0.1.0"
+            "--kubernetes", words, "must be NAMESPACE/IMAGE", "manifests need both", f"for example {MANIFESTS}"
         )
     parts = {"kubernetes.namespace": namespace, "kubernetes.image": image}
     wrong = [each for path, part in parts.items() for each in FORMS[path].findings("--kubernetes", part, part)]
@@ -161,7 +159,5 @@ QUESTIONS = (
     Question("--nodes", "Nodes, and GPUs of each", "1x8", "NODES[xGPUS]", _read_nodes, is_required=True),
     Question("--traffic", "Input/output tokens of a day, or none", NONE, "INPUT/OUTPUT", _read_traffic),
     Question("--slo", "Promised TTFT/TPOT in ms, or none", NONE, "TTFT/TPOT", _read_slo),
-    Question(
-        "--kubernetes", "Kubernetes NAMESPACE/IMAGE, or none to plan only", NONE, "NAMESPACE/IMAGE", _read_kubernetes
-    ),
+    Question("--kubernetes", "Kubernetes NAMESPACE/IMAGE", MANIFESTS, "NAMESPACE/IMAGE", _read_kubernetes),
 )

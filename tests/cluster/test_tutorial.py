@@ -51,6 +51,8 @@ def test_a_newcomer_with_forty_nodes_gets_to_the_first_rebalancing(gitea, prod, 
         follow("Put it into Git")
         reader.wait_for_push()
         (told,) = follow("The first rebalancing")
+        reader.merge(1)
+        follow("The next change")
 
     plan = json.loads((folder / "plan.json").read_text())
     assert len(json.loads((folder / "profile").read_text())) == 24
@@ -59,4 +61,5 @@ def test_a_newcomer_with_forty_nodes_gets_to_the_first_rebalancing(gitea, prod, 
     assert (folder / "plan.html").stat().st_size > 100_000
     assert looked == "deepseek-r1: nothing in the cluster of context test stands in its way\n"
     assert "opened " in told
-    assert len(gitea.ask("GET", f"{reader.repository}/pulls?state=open")) == 1
+    assert "loads.json" in reader.run("git ls-tree --name-only HEAD", folder)
+    assert reader.run("git diff HEAD -- spec.yaml deploy loads.json", folder) == ""
