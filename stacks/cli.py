@@ -89,7 +89,7 @@ def _completion(arguments: argparse.Namespace) -> None:
 
 
 def _complete_file_names(files: Any, parser: argparse.ArgumentParser) -> None:
-    """Let shells complete file names for arguments without fixed choices. `files` is shtab's marker for that."""
+    """Let shells complete file names for arguments without fixed choices. `files` is shtab's marker for file names."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():

@@ -16,7 +16,10 @@ UNDECLARED = "field not declared in schema"  # in the API server's message about
 
 
 def read_failures(_: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield a note for each thing that the user may not read. The thing may be fine, and `up` need not read it."""
+    """Yield a note for each part of the cluster that the user has no right to read.
+
+    A note does not block: what was not read may be fine, and `up` does not read it.
+    """
     for each in facts.read_failures:
         reason, fix = split_sentence(each.why)
         yield Finding("rights", each.what, f"could not be read: {reason}", fix, blocks=False)

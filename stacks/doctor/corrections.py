@@ -32,7 +32,8 @@ def suggest_correction(
     """Return a fix that names the fields of `overlay` to correct, from the server's message `words` about a `manifest`.
 
     If the message is about a pod made from the manifest's template, `below` is the template's path. If the message
-    names no field that the overlay wrote, name the overlay's parts that change this object; None if there are none.
+    names no field that the overlay wrote, the fix names every part of the overlay that changes this object. Return None
+    if the overlay does not change the object.
     """
     parts = list(find_parts(manifest, overlay)) if overlay is not None else []
     fields = [[*below, *_split_path(each[0])] for each in FIELD.finditer(words)]

@@ -83,7 +83,7 @@ def claims(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _allowed_modes(num_nodes: int, *, is_written: bool) -> set[str]:
-    """Return the access modes with which pods on `num_nodes` nodes can mount a claim and, with `is_written`, write."""
+    """Return the access modes that let pods on `num_nodes` nodes mount a claim and, if `is_written`, write to it."""
     any_node = FOR_MANY_NODES if num_nodes > 1 else FOR_MANY_NODES | FOR_WRITERS
     return any_node & FOR_WRITERS if is_written else any_node
 

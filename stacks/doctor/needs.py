@@ -116,7 +116,8 @@ class Needs:
     def suggest_correction(self, refused: str, words: str) -> str | None:
         """Return the place in the overlay to correct, given the server's message `words` about an object or pod.
 
-        `refused` is the object, or the component of a dry-run pod. None if the overlay did not change it.
+        `refused` is the refused object, or the component of a pod refused in a dry run. Return None if the overlay did
+        not change it.
         """
         for each in self.find_workloads(refused):
             return suggest_correction(each, self.overlay, words, template_place(each) or ())
@@ -248,7 +249,7 @@ def _template(workload: Manifest) -> Template | None:
 
 
 def _num_pods(workload: Manifest) -> int:
-    """Return the number of pods of a workload by its manifest: replicas, times pods of a group."""
+    """Return how many pods a workload's manifest asks for: its replicas times the pods of one group."""
     spec = workload["spec"]
     size = (spec.get("leaderWorkerTemplate") or {}).get("size", 1)
     return int(size) * int(spec.get("replicas", 1))

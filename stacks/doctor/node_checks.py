@@ -70,7 +70,7 @@ def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 def gateway(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
     """Yield a finding for each kind of pod not bound to nodes, such as the gateway's, if no node has room for it.
 
-    The units' requests count as taken.
+    What the units' pods request counts as taken.
     """
     if facts.nodes is None:
         return
@@ -112,7 +112,10 @@ def _find_barriers(place: PlannedNode, node: Manifest) -> Iterator[Finding]:
 
 
 def _explain_absence(name: str, known: Mapping[str, Manifest]) -> tuple[str, str]:
-    """Return (reason, fix) if no node of the cluster is named `name`, which may be another node's hostname label."""
+    """Return (reason, fix) for a planned node whose `name` no node of the cluster has.
+
+    If `name` is the hostname label of a node with another name, the fix says so.
+    """
     alias = next((each for each, node in known.items() if _labels(node).get(HOSTNAME) == name), None)
     if alias:
         reason = f"it is the label {HOSTNAME} of the Node {alias}, and pods are placed by the Node's own name"
@@ -142,7 +145,7 @@ def _blocking_taints(node: Manifest, pod_set: PodSet) -> list[str]:
 
 
 def _find_shortages(place: PlannedNode, node: Manifest) -> Iterator[Finding]:
-    """Yield a finding for each resource of which the node lacks enough for the pod, even without any other pods."""
+    """Yield a finding for each resource of which the node has too little for the pod, even without any other pods."""
     status = node.get("status") or {}
     allocatable, capacity = amounts(status.get("allocatable")), amounts(status.get("capacity"))
     for resource, wanted in place.pod_set.requests.items():
@@ -165,7 +168,7 @@ def _find_shortages(place: PlannedNode, node: Manifest) -> Iterator[Finding]:
 
 
 def _find_occupied(place: PlannedNode, node: Manifest, needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield a finding for each resource of which the node has enough for the pod, but others hold too much."""
+    """Yield a finding for each resource of which other pods hold so much that too little is left for the pod."""
     offered = amounts((node.get("status") or {}).get("allocatable"))
     holders = _foreign_pods(node, place.pod_set, needs, facts)
     held = sum_amounts(pod_requests(each["spec"]) for each in holders)

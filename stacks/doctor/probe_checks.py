@@ -59,7 +59,7 @@ def _disk_summary(probe: Probe) -> str:
 def _poor_disks(probe: Probe, disk: KvDiskSpec) -> Iterator[Finding]:
     """Yield a finding for each node whose KV disk is not writable, or smaller or slower than the spec says.
 
-    None of them blocks: ranks serve there too, and keep less KV.
+    These findings do not block: ranks on such a node still serve, but keep less KV.
     """
     for node, found in probe.disks.items():
         if isinstance(found, str):
@@ -84,8 +84,8 @@ def _poor_disks(probe: Probe, disk: KvDiskSpec) -> Iterator[Finding]:
 def _cut_off_nodes(probe: Probe) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (node, nodes that it cannot reach) for few nodes that together explain all missing connections.
 
-    Greedy: each time the node with the most unexplained missing connections. Connections to nodes whose pod has not
-    started are explained already.
+    Greedy: repeatedly take the node with the most missing connections that no node taken before explains. A node whose
+    pod has not started explains its own missing connections.
     """
     missing = {
         frozenset((node, other))

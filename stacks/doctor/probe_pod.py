@@ -66,7 +66,7 @@ def peer_address(peer: int, service: str, port: int) -> tuple[str, int]:
 def try_disk(folder: str, seconds: float) -> "dict[str, float | str]":
     """Return the size in bytes and the MB/s of the folder's disk, or `{"error": ...}` if it cannot be written to.
 
-    No file is left there.
+    No file is left in the folder.
     """
     files: list[int] = []
     try:

@@ -111,7 +111,7 @@ def probe_name(needs: Needs) -> str:
 def _is_left_over(live: Manifest, needs: Needs) -> bool:
     """Return whether an object is left over from a killed probe and may be deleted.
 
-    A namespace may not: other objects may have come into it.
+    A namespace may not be deleted: others may have created objects in it.
     """
     return live["kind"] != "Namespace" and (live["metadata"].get("labels") or {}).get(LABEL) == needs.plan
 
@@ -119,7 +119,7 @@ def _is_left_over(live: Manifest, needs: Needs) -> bool:
 def _is_made_by_us_alone(stored: Manifest) -> bool:
     """Return whether our apply created the object.
 
-    Otherwise it changed one that somebody else created at that moment.
+    Otherwise our apply changed an object that somebody else created at that moment.
     """
     return {each["manager"] for each in stored["metadata"].get("managedFields") or []} <= {FIELD_MANAGER}
 
@@ -165,7 +165,7 @@ def _metadata(needs: Needs, name: str, namespace: str) -> dict[str, Any]:
 
 
 def _pod_spec(unit_spec: dict[str, Any], node: str, command: Sequence[str]) -> dict[str, Any]:
-    """Return the pod spec of the probe's pod on `node`, derived from `unit_spec`, that of the unit's pods."""
+    """Return the pod spec of the probe's pod on `node`, derived from `unit_spec`, the pod spec of the unit there."""
     container = unit_spec["containers"][0]
     volumes = [each for each in unit_spec.get("volumes") or [] if "projected" not in each and "configMap" not in each]
     names = {each["name"] for each in volumes}
@@ -227,7 +227,7 @@ def _termination_message(pod: Manifest) -> str | None:
 def _read_results(names: Mapping[str, str], found: Sequence[Manifest]) -> Probe:
     """Return the probe's result from its pods' termination messages.
 
-    `names` is pod -> its node, in the order of indexes.
+    `names` is pod -> its node, in the order of the pods' indexes.
     """
     nodes, by_name = list(names.values()), {each["metadata"]["name"]: each for each in found}
     not_started: dict[str, str] = {}

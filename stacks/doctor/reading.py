@@ -66,7 +66,7 @@ def read_facts(api: Api, needs: Needs) -> ClusterFacts:
 def _find_unserved_kinds(api: Api, kinds: Iterable[Kind]) -> Iterator[tuple[Kind, list[str]]]:
     """Yield (kind, versions) for each kind that the cluster does not serve.
 
-    The versions are those of its group there.
+    `versions` are the versions of the kind's API group that the cluster does serve.
     """
     for api_version, kind in kinds:
         try:
