@@ -246,8 +246,8 @@ class Api:
     def _request_object(self, verb: str, path: str, subject: str, shapes: Sequence[Shape], **more: Any) -> Manifest:
         """Send a request, and return the object or list in the answer.
 
-        `shapes` cover every field that we read. Raises UnreachableError if the answer does not fit them: then
-        it is not an API server's.
+        `shapes` cover every field that we read. Raises UnreachableError if the answer does not fit them: then no API
+        server has sent it.
         """
         answer: Manifest = self._connection.request(verb, path, subject, **more)
         if wrong := misfit(answer, *shapes):

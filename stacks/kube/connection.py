@@ -85,9 +85,9 @@ class Connection:
     def from_kubeconfig(cls, context: str | None, kubeconfig: str | None = None) -> Self:
         """Connect with the settings of `kubeconfig`, a path or content.
 
-        If it is empty, the file is the one that KUBECONFIG names, or the home folder's. Without a `context` the
-        kubeconfig's current one is used. No request is made. Raises KubeconfigError if the kubeconfig is
-        missing or wrong.
+        If `kubeconfig` is empty, the file is the one that KUBECONFIG names, or else the one in the home folder. Without
+        a `context` the kubeconfig's current one is used. No request is made. Raises KubeconfigError if the kubeconfig
+        is missing or wrong.
         """
         settings = _settings()
         try:
@@ -98,7 +98,7 @@ class Connection:
 
     @classmethod
     def from_service_account(cls) -> Self:
-        """Connect as the service account of this process's pod. A renewed token is read again.
+        """Connect as the service account of this process's pod. When the account's token is renewed, it is read again.
 
         No request is made. Raises KubeconfigError if this process is not in a pod with a service account.
         """
@@ -119,7 +119,7 @@ class Connection:
 
     @property
     def server_time(self) -> float | None:
-        """The server's present time in seconds since 1970, or this machine's if the server sends none.
+        """The server's present time in seconds since 1970; this machine's time if the server sends none.
 
         None before the first answer.
         """
@@ -228,7 +228,7 @@ def _parse_date(written: str | None, otherwise: float) -> float:
 
 
 def _parse_body(body: bytes) -> Any:
-    """Return the JSON of an answer's body, or its text if it is no JSON or nested too deep to be read."""
+    """Return the JSON of an answer's body; its text if the body is no JSON, or is nested too deep to be read."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -247,7 +247,10 @@ def _kubeconfig_problem(context: str | None, kubeconfig: str | None, error: Exce
 
 
 def _describe_kubeconfig(kubeconfig: str | None, error: Exception) -> tuple[str, str]:
-    """Return (a phrase for the kubeconfig that is unusable, why). Content is not shown, since it may be credentials."""
+    """Return (a phrase that names the unusable kubeconfig, the reason why it is unusable).
+
+    Neither quotes a kubeconfig that was given as content: it may hold credentials.
+    """
     if not kubeconfig:
         return "that KUBECONFIG names" if os.environ.get("KUBECONFIG") else "~/.kube/config", str(error)
     if is_content(kubeconfig):

@@ -41,7 +41,7 @@ class Difference:
 
 
 def differences(old: Any, new: Any, path: Path = ()) -> Iterator[Difference]:
-    """Yield every difference between two values that are at `path` of two manifests, in the order of their keys."""
+    """Yield every difference between two values, which are at `path` of two manifests, in the order of their keys."""
     if isinstance(old, dict) and isinstance(new, dict):
         yield from _map_differences(old, new, path)
     elif isinstance(old, list) and isinstance(new, list):

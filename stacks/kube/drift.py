@@ -125,7 +125,7 @@ def _merge_list(ours: list[Any], live: list[Any], applied: list[Any], owned: Own
 def _merge_items(
     ours: list[Any], live: list[Any], applied: list[Any], keys: list[Manifest], owned: Owned
 ) -> Iterator[Any]:
-    """Yield the manifest's items that exist, with their live values, then the live items that applying would remove."""
+    """Yield the manifest's items that still exist, with live values, then the live items that applying would remove."""
     left = list(keys)
     for item in ours:
         key = next((each for each in left if _may_have_key(item, each)), None)

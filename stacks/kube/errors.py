@@ -138,7 +138,7 @@ class NotReadyError(ProviderError):
 class PartlyStoredError(ProviderError):
     """Storing several objects stopped early, for `reasons`.
 
-    `existing` is key -> manifest of those that exist, or may.
+    `existing` is key -> manifest of the objects that exist, or may exist.
     """
 
     def __init__(self, existing: Mapping[str, Manifest], reasons: Sequence[str]) -> None:
@@ -148,7 +148,7 @@ class PartlyStoredError(ProviderError):
 
 
 class SeveralErrors(ProviderError):
-    """The errors of several objects in one, in the form in which Pulumi lists several reasons."""
+    """One error for the errors of several objects, in the form in which Pulumi lists several reasons."""
 
     def __init__(self, errors: Sequence[ProviderError]) -> None:
         super().__init__("\n\t* ".join([f"{len(errors)} errors occurred:", *map(str, errors)]))

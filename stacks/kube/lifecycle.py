@@ -62,7 +62,10 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class FoundObject:
-    """A live object that we own. `manifest` is the one that it was made from, with live values in drifted fields."""
+    """A live object that we own.
+
+    `manifest` is the manifest that the object was made from, with live values in drifted fields.
+    """
 
     manifest: Manifest
     missing: str | None  # what it lacks to be ready
@@ -89,7 +92,7 @@ def create(
 
 
 def foresee_create(api: Api, manifest: Manifest, *, adopts: bool = False) -> None:
-    """Raise the errors of `create` that can be known before, from ownership and a dry run.
+    """Raise those errors of `create` that ownership and a dry run show before anything is stored.
 
     A missing namespace is no error: the same run may create it.
     """
@@ -118,7 +121,7 @@ def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience, *, w
 
 
 def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
-    """Raise the errors of `update` that can be known before, from ownership and a dry run.
+    """Raise those errors of `update` that ownership and a dry run show before anything is stored.
 
     A missing namespace is no error: the same run may create it.
     """
@@ -135,8 +138,8 @@ def foresee_update(api: Api, old: Manifest, manifest: Manifest) -> None:
 def check_template_pods(api: Api, manifest: Manifest) -> None:
     """Raise RefusedError if a dry run shows that pods of an object's template are invalid whatever their namespace.
 
-    The server checks templates of its built-in kinds with the object, but pods of custom kinds only when a
-    controller creates them. Refusals by admission do not count: they may change until then.
+    The server checks templates of its built-in kinds with the object, but pods of custom kinds only when a controller
+    creates them. Refusals by admission do not count: admission may decide otherwise by then.
     """
     place, reference = pods.template_place(manifest), Reference.from_manifest(manifest)
     if place is None or manifest["apiVersion"].partition("/")[0] in BUILTIN_POD_GROUPS:
@@ -199,8 +202,9 @@ def read(api: Api, manifest: Manifest) -> FoundObject | None:
 def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collection[str] = ()) -> None:
     """Delete the object made from `manifest`, with all that it owns, and wait until it is gone. It may be gone already.
 
-    These stay: an object whose uid is in `kept_uids`, another owner's object of the same name, and a launch file
-    that the controller deletes later, if a pod still mounts it (a unit that has not restarted yet needs it).
+    Three kinds of objects are kept: an object whose uid is in `kept_uids`; another owner's object of the same name; and
+    a launch file that a pod still mounts, because a unit that has not restarted yet needs it (the controller deletes it
+    later).
 
     Raises SharedError for a namespace that other plans use.
     """
@@ -258,7 +262,10 @@ def _delete(api: Api, reference: Reference, uid: str, plan: str | None, patience
 
 
 def _get_after_deletion(api: Api, reference: Reference, patience: Patience) -> Manifest | None:
-    """Return the live object; None if there is none. If it is being deleted, wait until it is gone and look again."""
+    """Return the live object; None if there is none.
+
+    An object that is being deleted is awaited, then looked up again.
+    """
     live = api.get(reference)
     if live is None or not is_ending(live):
         return live

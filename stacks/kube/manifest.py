@@ -92,7 +92,7 @@ def mounted_configs(value: Any) -> Iterator[str]:
 def parse_instant(written: str) -> float | None:
     """Return the time that a field holds, in seconds since 1970; None if Python cannot read it.
 
-    The server's schema admits more: small letters, which are read, and days such as the 31st of November.
+    The server's schema admits more than Python reads: days such as the 31st of November.
     """
     try:
         return datetime.fromisoformat(written.upper()).astimezone(UTC).timestamp()

@@ -78,7 +78,7 @@ def store(
 
 
 def foresee(api: Api, old: Manifests, new: Manifests, *, adopts: bool = False) -> None:
-    """Raise the errors of `store` that can be known before, from ownership and dry runs: all of them together."""
+    """Raise all those errors of `store` together that ownership and dry runs show before anything is stored."""
     before = _index_by_reference(old)
     errors = []
     for _, manifest in sort_for_creation(new):
@@ -108,7 +108,7 @@ def delete(api: Api, manifests: Manifests, patience: Patience, kept_uids: Collec
 def _store_one(
     api: Api, before: Manifest | None, manifest: Manifest, patience: Patience, *, waits: bool, adopts: bool
 ) -> StoredObject:
-    """Create the object of `manifest`, or update the one made from `before`, and return it as stored.
+    """Create the object of `manifest`, or update the one made from `before`. Return the stored object.
 
     If immutable fields change, the old object is deleted first, and a new one created.
     """
@@ -132,7 +132,7 @@ def _foresee(api: Api, before: Manifest | None, manifest: Manifest, *, adopts: b
 
 
 def _list_existing(old: Manifests, done: Manifests) -> dict[str, Manifest]:
-    """Return key -> manifest of the objects that exist when a change from `old` has stopped after storing `done`.
+    """Return key -> manifest of the objects that exist after a change from `old` stopped, having stored only `done`.
 
     If `old` and `done` have different objects under the same key, the old object's name is appended to its key.
     """

@@ -17,13 +17,16 @@ __all__ = ["MISSING", "is_awaited", "is_off", "is_withheld", "missing", "num_wit
 
 
 def num_withheld(live: Manifest) -> int:
-    """Return how many groups of a LeaderWorkerSet keep their present template until drained; 0 for any other kind."""
+    """Return how many groups of a LeaderWorkerSet keep their present pod template until they are drained.
+
+    Return 0 for any other kind.
+    """
     rollout = (live.get("spec") or {}).get("rolloutStrategy") or {}
     return int((rollout.get("rollingUpdateConfiguration") or {}).get("partition", 0))
 
 
 def is_withheld(before: Manifest | None, live: Manifest) -> bool:
-    """Return whether `partition` keeps the groups of a LeaderWorkerSet at the template that it had `before`."""
+    """Return whether `partition` keeps the groups of a LeaderWorkerSet at the pod template that it had `before`."""
     if before is None or not num_withheld(live) or not _wanted_replicas(live):
         return False
     return bool(before["spec"].get("leaderWorkerTemplate") != live["spec"].get("leaderWorkerTemplate"))
@@ -41,7 +44,7 @@ def missing(live: Manifest) -> str | None:
 
 
 def is_awaited(manifest: Manifest) -> bool:
-    """Return whether such an object runs pods, so that one can wait until it is ready."""
+    """Return whether an object of this kind runs pods, so that one can wait until it is ready."""
     return _kind(manifest) in MISSING
 
 
@@ -51,9 +54,9 @@ def is_off(live: Manifest) -> bool:
 
 
 def _deployment(live: Manifest) -> str | None:
-    """Return what a Deployment lacks to be ready: every replica updated and available, no old one left.
+    """Return what a Deployment lacks to be ready; None if it lacks nothing.
 
-    None if nothing.
+    It is ready when every replica is updated and available, and no old replica is left.
     """
     old = _count(live, "replicas") - _count(live, "updatedReplicas")
     return (
@@ -65,9 +68,10 @@ def _deployment(live: Manifest) -> str | None:
 
 
 def _stateful_set(live: Manifest) -> str | None:
-    """Return what a StatefulSet lacks: every replica ready and of the newest revision. None if nothing.
+    """Return what a StatefulSet lacks to be ready; None if it lacks nothing.
 
-    Under OnDelete only the pods themselves tell which revision that is.
+    It is ready when every replica is ready and of the newest revision. Under OnDelete only the pods themselves tell
+    which revision is the newest.
     """
     status = _status(live)
     is_current = status.get("currentRevision") == status.get("updateRevision")
@@ -81,10 +85,10 @@ def _stateful_set(live: Manifest) -> str | None:
 
 
 def _leader_worker_set(live: Manifest) -> str | None:
-    """Return what a LeaderWorkerSet lacks: every group's leader and workers ready and up to date. None if nothing.
+    """Return what a LeaderWorkerSet lacks to be ready; None if it lacks nothing.
 
-    If no group is wanted, nothing is missing. Groups that `partition` withholds from the newest template need not
-    have it.
+    It is ready when every group's leader and workers are ready and up to date. Groups that `partition` withholds from
+    the newest template need not be up to date. If no group is wanted, nothing is missing.
     """
     if not _wanted_replicas(live):
         return None
@@ -141,7 +145,7 @@ def _unseen_spec(live: Manifest) -> str | None:
 
 
 def _too_few(live: Manifest, field: str, what: str, num_spared: int = 0) -> str | None:
-    """Return `1 of 2 WHAT` if fewer replicas are counted in `field` of the status than wanted; else None.
+    """Return `1 of 2 WHAT` if the status counts fewer replicas in `field` than the spec wants; else None.
 
     `num_spared` of the wanted replicas may be missing.
     """

@@ -36,7 +36,7 @@ class Patience:
     def wait_until_none(self, look: Callable[[], str | None], longest_pause_s: float = LONGEST_PAUSE_S) -> str | None:
         """Call `look`, which returns what is still missing, until it returns None. Return its last result.
 
-        The result is not None if time is up or the user has cancelled. Each new result is reported.
+        That result is not None if time is up or the user has cancelled. Each new result is reported.
         """
         deadline = time.monotonic() + self.timeout_s
         pause, said = FIRST_PAUSE_S, None
@@ -98,7 +98,10 @@ def await_ready(api: Api, reference: Reference, uid: str, patience: Patience) ->
 
 
 def await_gone(api: Api, reference: Reference, uid: str, patience: Patience) -> None:
-    """Wait until an object no longer exists. Raises NotGoneError, which says what holds it, when time is up."""
+    """Wait until an object no longer exists.
+
+    When time is up, raises NotGoneError, which says what keeps the object from being deleted.
+    """
 
     def look() -> str | None:
         try:
@@ -114,7 +117,7 @@ def await_gone(api: Api, reference: Reference, uid: str, patience: Patience) -> 
 
 
 def try_list(api: Api, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-    """Return all objects of a kind; empty if they cannot be listed. For explanations, which may be incomplete."""
+    """Return all objects of a kind; empty if they cannot be listed. Meant for explanations, which may be incomplete."""
     try:
         return api.list_all("v1", kind, namespace, **selectors)
     except ProviderError:
@@ -171,7 +174,7 @@ def _list_pods(api: Api, live: Manifest) -> list[Manifest]:
 
 
 def _down_nodes(api: Api, found: Sequence[Manifest]) -> set[str]:
-    """Return the names of unready nodes. Without `found` pods, nodes are not listed, and the result is empty."""
+    """Return the names of unready nodes. If `found` has no pods, nodes are not listed and the result is empty."""
     return pods.unready_nodes(try_list(api, "Node", "")) if found else set()
 
 
