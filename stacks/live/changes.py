@@ -49,7 +49,7 @@ def change_lines(plan: str, change: Written) -> Iterator[str]:
 
 
 def describe_course(change: Written) -> str:
-    """Return how long a change took, or that it is not over, and the promised minutes."""
+    """Return how long a change took, or that it still goes on, and the minutes that the plan promised for it."""
     promised = f", {change['promised']['minutes']} min promised" if "minutes" in change["promised"] else ""
     if "ended" not in change:
         return f"goes on{promised}"
@@ -68,7 +68,10 @@ def _describe_share(phase: str, least: Mapping[str, int], promised: Written) -> 
 
 
 def _describe_failures(number: int, least: Mapping[str, Mapping[str, int]]) -> str:
-    """Return how many requests failed. None is to fail while each phase has a unit that serves."""
+    """Return how many requests failed.
+
+    The plan promises 0 if each phase keeps a unit that serves; else it promises nothing.
+    """
     if not all(each["units"] for each in least.values()):
         return f"{counted(number, 'request')} (nothing promised)"
     return f"{counted(number, 'request')} ({'0 promised' if number else 'as promised'})"

@@ -13,7 +13,7 @@ __all__ = ["add_recorded"]
 
 
 def add_recorded(commands: Any) -> None:
-    """Add `tidemill experts --from`, which reads loads from ranks. (The planner's own `experts` makes a map.)"""
+    """Add `tidemill experts --from`, which reads loads from ranks. The planner's own `experts` command makes a map."""
     recorded = add_command(
         commands,
         "experts",

@@ -53,7 +53,10 @@ Ask = Callable[[], str]
 
 @dataclass(frozen=True)
 class Part:
-    """A unit or a gateway. `ranks` is 0 for gateways; `reason` says why it is not ready, or what is wrong with it."""
+    """A unit or a gateway of a deployment, and its state.
+
+    `ranks` is 0 for gateways; `reason` says why the part is not ready, or what is wrong with it.
+    """
 
     name: str
     phase: str
@@ -82,7 +85,7 @@ class Look:
 
 
 def look_here(record: Record) -> Look:
-    """Return the present state of a deployment on this machine."""
+    """Return the present state of a deployment on this machine, from its record and its processes' metrics."""
     pages = {
         f"{names.short_name(part.name, record.name)}/{rank}": partial(_read_here, address)
         for part in record.parts
@@ -153,12 +156,12 @@ def _part(record: Record, part: UnitRecord | GatewayRecord, phase: str, ranks: i
 
 
 def _printable(reason: str | None) -> str | None:
-    """Return a reason without control characters: it may be a process's own words."""
+    """Return a reason without control characters: the text may come from a process."""
     return None if reason is None else printable(reason)
 
 
 def _controller_line(status: Manifest) -> str | None:
-    """Return the controller's line: how many units are ready, the next change, and why. None if it says nothing."""
+    """Return the controller's line: how many units are ready, the next change, and why. None if its status is empty."""
     parts = [status.get("units"), status.get("next") and f"next {status['next']}", status.get("why")]
     return printable("; ".join(map(str, filter(None, parts)))) or None
 
@@ -178,7 +181,7 @@ def _controller_events(status: Manifest) -> list[Event]:
 def _pod_pages(plan: Plan, api: "Api") -> dict[str, Ask]:
     """Return gateway or rank -> a function that reads its page of metrics.
 
-    For each running gateway, and the first rank of each running unit. Empty for other engines.
+    The result has each running gateway, and the first rank of each running unit. It is empty for other engines.
     """
     from planner.facts.engines import OURS
 
@@ -201,7 +204,7 @@ def _pod_pages(plan: Plan, api: "Api") -> dict[str, Ask]:
 def _read_here(address: str) -> str:
     """Return the page of metrics at an address of this machine.
 
-    Raises HTTPError, OSError or ValueError if it has none.
+    Raises HTTPError, OSError or ValueError if nothing answers there with such a page.
     """
     return fetch(f"http://{address}/metrics", timeout_s=ASK_S, max_bytes=MAX_PAGE_BYTES).decode(errors="replace")
 

@@ -34,9 +34,9 @@ def stand_ins(planned: Sequence[str], spares: Sequence[str], found: Sequence[Man
 def lost_nodes(
     planned: Sequence[str], spares: Sequence[str], found: Sequence[Manifest], down: AbstractSet[str]
 ) -> list[str]:
-    """Return which nodes that a unit needs are in `down`.
+    """Return the nodes in `down` that a unit needs.
 
-    It needs its pods' nodes and, without spares, all planned nodes.
+    A unit needs the nodes of its pods; a unit without spares needs all planned nodes.
     """
     used = _nodes_used(found)
     return sorted(down & (used if spares else used | set(planned)))

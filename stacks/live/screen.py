@@ -43,7 +43,10 @@ def draw(
     *,
     is_ascii: bool = False,
 ) -> RenderableType:
-    """Return the screen of `width` x `height`. `events` are all known ones; `generated` are rates for a sparkline."""
+    """Return the screen of `width` x `height` characters.
+
+    `events` are all known events; `generated` are the rates of generated tokens for a sparkline.
+    """
     head = [*_head(look, width), *_traffic(look, traffic, generated, width, is_ascii)]
     reasons = [] if width >= WITH_REASON else list(_most_urgent_reason(look))
     gap = [Text("")] if height >= AIRY else []
@@ -59,9 +62,9 @@ def draw(
 
 
 def new_events(before: Look | None, after: Look, clock: str) -> Iterator[Event]:
-    """Yield what has happened between two looks, at the time `clock`.
+    """Yield what has happened between the looks `before` and `after`, at the time `clock`.
 
-    For the first look, yield the source's own events.
+    For the first look, yield the events that the deployment itself has recorded.
     """
     known = before.events if before else ()
     yield from (each for each in after.events if each not in known)
@@ -122,7 +125,10 @@ def _latency(name: str, latency: Latency | None, slo_ms: float | None) -> Text:
 
 
 def _unit_table(look: Look, traffic: Traffic, width: int, num_rows: int) -> Table:
-    """Return the table of units. If not all fit, those in trouble come first and the last row counts the others."""
+    """Return the table of units.
+
+    If not all fit, units in trouble come first, and the last row counts the units left out.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), expand=False, header_style="bold", pad_edge=False)
     shown = [heading for heading, from_width in COLUMNS if width >= from_width]
     for heading in shown:
@@ -142,9 +148,9 @@ def _unit_table(look: Look, traffic: Traffic, width: int, num_rows: int) -> Tabl
 
 
 def _urgency(unit: Part) -> int:
-    """Return the rank of a unit by urgency, from 0: in trouble, changing, ready, off.
+    """Return how urgent a unit is, from 0: in trouble, changing, ready, off.
 
-    For tables too small for all units.
+    Tables too small for all units show the most urgent ones.
     """
     if unit.state in TROUBLED:
         return 0

@@ -72,9 +72,9 @@ class ClusterError(TidemillError):
 
 
 def ask_cluster(plan: Plan, context: str) -> LivePlan:
-    """Return the state of `plan` in the cluster of that kubeconfig context.
+    """Return the state of `plan` in the cluster of the kubeconfig context `context`.
 
-    Raises ClusterError if it cannot be asked.
+    Raises ClusterError if the cluster cannot be asked.
     """
     try:
         return read_live_plan(plan, connect(context))
@@ -101,7 +101,7 @@ def read_live_plan(plan: Plan, api: Api) -> LivePlan:
 
 
 def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
-    """Return the names of unready nodes. If the user may not list nodes, return none and the error's text."""
+    """Return (names of unready nodes, None). If the user may not list nodes, return (no names, the error's text)."""
     try:
         return pods.unready_nodes(api.list_all("v1", "Node", "")), None
     except RefusedError as error:
@@ -111,9 +111,9 @@ def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
 
 
 def _maps_in_service(plan: Plan, api: Api) -> Mapping[str, Mapping[str, str]]:
-    """Return unit -> the digests of the plan's map and the one in service, and why, as the controller has read them.
+    """Return unit -> the digests of the plan's map and of the map in service, and why the two differ.
 
-    Empty if units keep their maps.
+    The controller has read them. Empty if units keep their maps.
     """
     if plan.kubernetes.controller is None or plan.live_maps is None:
         return {}
@@ -130,7 +130,7 @@ def _maps_in_service(plan: Plan, api: Api) -> Mapping[str, Mapping[str, str]]:
 
 
 def _refusals(plan: Plan, api: Api) -> tuple[Mapping[str, str], str | None]:
-    """Return unit -> why a gateway sends it no requests, and an error's text if a gateway could not be asked.
+    """Return (unit -> why a gateway sends it no requests, the error's text if a gateway could not be asked).
 
     Empty for other engines, whose routers refuse no unit.
     """
@@ -180,7 +180,7 @@ def _look_at_unit(unit: Unit, live: Manifest | None, spares: Sequence[str], api:
 
 
 def _apply_refusal(unit: LiveUnit, refusal: str | None) -> LiveUnit:
-    """Return the unit, marked as failed if it is up and a gateway refuses it."""
+    """Return the unit as it is; but as failed if it is up and a gateway refuses it."""
     if refusal is None or unit.state not in ("starting", "ready"):
         return unit
     return replace(unit, state="failed", reason=f"{unit.name} gets no requests: {refusal}")
@@ -189,7 +189,10 @@ def _apply_refusal(unit: LiveUnit, refusal: str | None) -> LiveUnit:
 def _judge(
     live: Manifest, unit: Unit, spares: Sequence[str], found: Sequence[Manifest], down: Set[str]
 ) -> tuple[State, str | None]:
-    """Return a unit's state and its reason. A node that is down takes precedence: a unit needs all of its nodes."""
+    """Return (a unit's state, the reason).
+
+    A node that is down takes precedence over all else: a unit needs all of its nodes.
+    """
     if is_off(live):
         return "off", "scaled to 0"
     if lost := lost_nodes(unit.nodes, spares, found, down):

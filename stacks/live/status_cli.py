@@ -76,7 +76,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _make_look_function(arguments: argparse.Namespace) -> Callable[[], Sequence["Look"]]:
-    """Return a function that looks at the deployments once. A plan for a cluster is read, or made, only here."""
+    """Return a function that looks at the deployments once. A cluster's plan is read or made here, not at each look."""
     from stacks.live.look import look_at_cluster, look_here
 
     if arguments.context is None:
@@ -177,7 +177,7 @@ def _lines(record: Record) -> Iterator[str]:
 
 
 def _map_lines(expert_map: Mapping[str, str]) -> Iterator[str]:
-    """Yield lines about a unit's expert map: the one in service if it is not the plan's, and the last decision."""
+    """Yield lines about a unit's expert map: the map in service if it is not the plan's, and the last decision."""
     if expert_map["in_service"] != expert_map["plan"]:
         why = f": {expert_map['why']}" if "why" in expert_map else ""
         yield f"    expert map {expert_map['in_service']} instead of the plan's {expert_map['plan']}{why}"

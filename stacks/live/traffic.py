@@ -29,7 +29,10 @@ Counts = Mapping[tuple[str, str, tuple[tuple[str, str], ...]], float]  # source,
 
 @dataclass(frozen=True)
 class Latency:
-    """The mean and the 99th percentile, in milliseconds. The percentile is infinite above the largest bucket."""
+    """The mean and the 99th percentile of a latency, in milliseconds.
+
+    The percentile is infinite if it lies above the histogram's largest bucket.
+    """
 
     mean_ms: float
     p99_ms: float
@@ -37,9 +40,9 @@ class Latency:
 
 @dataclass(frozen=True)
 class UnitLoad:
-    """The load of a unit, from those of its ranks that were asked. A figure is None if no rank has it.
+    """The load of a unit, computed from its ranks that were asked. A figure is None if no rank has it.
 
-    `balance` averages, over layers and ranks, the rows of the busiest rank over the mean: 1 is even.
+    `balance` compares the rows of the busiest rank with the mean rank's, averaged over layers: 1 is even.
     """
 
     requests_per_rank: float | None
@@ -71,7 +74,7 @@ class TrafficLog:
         self.generated: deque[float] = deque(maxlen=120)
 
     def add(self, look: Look, now: float) -> Traffic:
-        """Add a look, taken at `now` seconds of a monotonic clock. Return the traffic of the last minute."""
+        """Record a look, taken at `now` seconds of a monotonic clock. Return the traffic of the last minute."""
         counts = {
             (source, sample.name, tuple(sorted(sample.labels.items()))): value
             for source, page in look.pages.items()
@@ -111,7 +114,8 @@ class TrafficLog:
 def _unit_load(unit: str, counts: Counts, minute: Counts) -> UnitLoad:
     """Return the load of a unit.
 
-    `counts` are the present values and `minute` the last minute's growth, of UNIT/RANK sources.
+    `counts` has the present values of all metrics, and `minute` their growth in the last minute. Their sources are
+    named UNIT/RANK.
     """
     here = _of_unit(counts, unit)
     grown = _of_unit(minute, unit)
@@ -132,7 +136,7 @@ def _of_unit(counts: Counts, unit: str) -> Counts:
 
 
 def _counter_growth(before: Counts, after: Counts) -> Counts:
-    """Return how much each counter has grown. One that is smaller than before was reset and counts from 0."""
+    """Return how much each counter has grown since `before`. A counter that has shrunk was reset, and counts from 0."""
     return {
         key: value - before[key] if value >= before[key] else value for key, value in after.items() if key in before
     }
@@ -177,7 +181,7 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def _number(written: str) -> float:
-    """Return a sample's number; NaN if it is none."""
+    """Return a sample's number; NaN if `written` is no number."""
     try:
         return float(written)
     except ValueError:

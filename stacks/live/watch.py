@@ -39,7 +39,7 @@ TakeLooks = Callable[[], Sequence[Look]]
 
 
 def has_screen() -> bool:
-    """Return whether stdout is a terminal that can show a screen and stdin one that can be asked for keys."""
+    """Return whether stdout is a terminal that can show a screen, and stdin a terminal that delivers keys."""
     return sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -108,7 +108,7 @@ class _Watched:
             self._fault = fault
 
     def raise_fault(self) -> None:
-        """Raise the fault that has ended the looks, if one has."""
+        """Raise the fault of our own code that has ended the looks, if there was one."""
         if self._fault is not None:
             raise self._fault
 
