@@ -87,9 +87,9 @@ def _read_rows(path: Path, num_moe_layers: int) -> Map:
 
 
 def _switch(folder: RunFolder, unit: str, physical_to_logical: Map) -> dict[str, Any]:
-    """Ask the unit's first rank to switch to a map.
+    """Ask the unit's first rank to switch to an expert map. Return the rank's final answer.
 
-    Return its final answer: the epoch, and a reason if the switch failed.
+    The answer has the unit's epoch, and a reason if the switch failed.
 
     Raises LocalError if the rank does not answer.
     """

@@ -93,7 +93,7 @@ def plan_day(plan: Plan, length_s: float) -> DayRecord:
 def require_matching_run(running: Record, host: str | None, keys: Path | None, day: DayRecord | None) -> None:
     """Raise LocalError if `running` has other `keys` or another `host` than asked for, or if a `day` is to be played.
 
-    None matches any keys and host.
+    Keys or a host of None match any.
     """
     here, fix = f"{running.name} is already running here", f"stop it first: tidemill down {running.name}"
     if keys is not None and (running.keys is None or os.path.realpath(running.keys) != os.path.realpath(keys)):
@@ -113,9 +113,9 @@ def start(
 ) -> RunFolder:
     """Write the plan's files and start its supervisor, which ends with this process unless `detached`.
 
-    The supervisor plays `day`, if given. If several processes start the same name at once, the first to hold the lock
-    wins, and the others change no file. The returned folder refers to this supervisor alone. Raises LocalError if the
-    deployment cannot be started.
+    The supervisor plays `day`, if given. If several processes start a deployment of the same name at once, the first to
+    hold the lock starts it, and the others change no file. The returned folder refers only to the supervisor started
+    here. Raises LocalError if the deployment cannot be started.
     """
     require_runtime()
     folder = deployment_folder(plan.name)
@@ -196,11 +196,11 @@ def _supervisor_failure(status: int) -> str | None:
 
 
 def stop(folder: RunFolder) -> None:
-    """Stop the deployment once it has answered its running requests, and wait for that.
+    """Stop the deployment once it has answered its running requests, and wait until it has ended.
 
-    Raises LocalError if it does not end.
+    If the supervisor was killed, the deployment has ended already, and only its record is changed to say so.
 
-    If the supervisor was killed, the deployment has ended already; then only record that it was stopped.
+    Raises LocalError if the deployment does not end.
     """
     if folder.was_killed():
         with suppress(OSError, LocalError):  # a full disk, or a new start: the record stays true
@@ -264,7 +264,10 @@ def promised_ms(plan: Plan) -> tuple[float | None, float | None]:
 
 
 def _previous_weights(folder: RunFolder, plan: Plan) -> str | None:
-    """Return the digest of the weights served here last; None if unknown, or if the gateway's launch file changed."""
+    """Return the digest of the weights served here last.
+
+    None if the digest is unknown, or if the gateway's launch file has changed since.
+    """
     gateway = names.GATEWAY_LAUNCH_FILE
     try:
         is_same = (folder.launch_folder / gateway).read_text() == plan.launch_files()[gateway]
@@ -274,7 +277,7 @@ def _previous_weights(folder: RunFolder, plan: Plan) -> str | None:
 
 
 def _explain_unreadable(keys: Path) -> str | None:
-    """Return the reason why gateways cannot read the file `keys` whenever they need it; None if they can."""
+    """Return why gateways could not read the file `keys` at any time later; None if they can."""
     try:
         if not stat.S_ISREG(keys.stat().st_mode):
             return "it is no regular file, and gateways read it again when they start or it has changed"
@@ -300,10 +303,9 @@ def _model_name(plan: Plan) -> str:
 def _fork(run: Callable[[Callable[[], None]], int], log: int, detached: bool) -> int:
     """Run `run(on_started)` in a new process and session.
 
-    Return its process id once it has called `on_started` or ended.
-
-    Output of the process goes to the descriptor `log`, and its exit status is what `run` returns. This process does
-    not reap it, so the process id is not reused while this process lives.
+    Return the process id, once the process has called `on_started` or ended. The process's output goes to the
+    descriptor `log`, and its exit status is what `run` returns. The caller does not reap it, so the process id is not
+    reused while the caller lives.
     """
     reader, writer = os.pipe()
     parent = os.getpid()

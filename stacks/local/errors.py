@@ -9,7 +9,7 @@ __all__ = ["LocalError"]
 class LocalError(TidemillError):
     """A deployment on this machine cannot be started, stopped or found.
 
-    `rule` starts with the id of a rule, as `R101`.
+    `rule` starts with the id of a rule, such as `R101`.
     """
 
     exit_status = 1

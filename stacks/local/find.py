@@ -32,9 +32,9 @@ READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 
 def find_deployment(given: Path | None, overlays: Sequence[Path] = ()) -> RunFolder | None:
-    """Return the running deployment of the spec, plan or name `given`; if None, the only one that runs.
+    """Return the running deployment of the spec, plan or name `given`; if it is None, the only one that runs.
 
-    Returns None if there is none. Raises LocalError if there are several.
+    Return None if no such deployment runs. Raises LocalError if there are several.
     """
     found = find_all(given, overlays)
     if len(found) > 1:
@@ -44,7 +44,7 @@ def find_deployment(given: Path | None, overlays: Sequence[Path] = ()) -> RunFol
 
 
 def find_all(given: Path | None, overlays: Sequence[Path] = ()) -> list[RunFolder]:
-    """Return the running deployments that `given` means: a spec, a plan or a name. If None, return all that run.
+    """Return the running deployments that `given` names: a spec, a plan or a name. If it is None, return all.
 
     Overlays without a spec apply to the demo, as in `up`.
     """
@@ -107,9 +107,10 @@ def _running_names() -> list[str]:
 
 
 def _killed_deployments(name: str | None = None) -> list[RunFolder]:
-    """Return the deployments (or only `name`) whose supervisor was killed, unless ended by `down` or restarted since.
+    """Return the deployments (or only `name`) whose supervisor was killed.
 
-    Raises LocalError if the folder of records is missing or unreadable.
+    Deployments that `down` has ended since, or that run again, are left out. Raises LocalError if the folder of records
+    is missing or unreadable.
     """
     return [folder for folder in _folders(name) if folder.was_killed()]
 
@@ -147,8 +148,8 @@ def _runs_or_is_damaged(folder: RunFolder) -> bool:
 def _state_root() -> Path:
     """Return the folder where deployments are recorded. Raises LocalError if the user has no home folder.
 
-    A relative path is ignored (XDG Base Directory Specification 0.8): each working folder would have its own
-    deployments.
+    A relative path in the environment is ignored (XDG Base Directory Specification 0.8): with one, each working folder
+    would have deployments of its own.
     """
     base = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):
@@ -170,9 +171,9 @@ def _read_start_folder(folder: RunFolder) -> str | None:
 def _deployment_name(given: Path, overlays: Sequence[Path]) -> str:
     """Return the name of the deployment that the user means by `given`, a name or the path of a spec or plan.
 
-    If a deployment named `given` ran here, that is the name, even if a file has that name too. Otherwise, and with
-    overlays, it is the name in the file, which is not planned. Raises SpecError if there is no readable file, and
-    CallError if the file is a plan and overlays are given.
+    If a deployment named `given` ran here and there are no overlays, `given` is the name, even if a file is called so
+    too. Otherwise the name is read from the file, without planning it. Raises SpecError if there is no readable file,
+    and CallError if the file is a plan and overlays are given.
     """
     if not overlays and _recorded_deployments(str(given)):
         return str(given)

@@ -22,14 +22,14 @@ __all__ = ["epoch_file", "hand_over", "map_in_service"]
 
 
 def epoch_file(unit: str) -> str:
-    """Return the name of the document of the epoch that a unit is in, beside its launch file."""
+    """Return the name of the file, beside a unit's launch file, with the document of the epoch that the unit is in."""
     return f"{unit}.epoch.json"
 
 
 def map_in_service(folder: Path, unit: str) -> InService:
-    """Return the map that a unit follows: that of its epoch's document in `folder`, else its launch file's.
+    """Return the map that a unit follows: the map in its epoch's document in `folder`, else its launch file's.
 
-    Raises OSError or ValueError if neither can be read.
+    Raises OSError or ValueError if neither file can be read.
     """
     try:
         document = json.loads(read_file(folder / epoch_file(unit)))

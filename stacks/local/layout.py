@@ -85,7 +85,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """The limits of the spec, and what the maps of each phase whose units may switch have to keep."""
+    """The spec's limits on live changes of expert maps, and for each phase the rules that such maps must keep."""
 
     limits: Limits
     rules: Mapping[str, LiveMap]  # by phase
@@ -168,7 +168,7 @@ def _list_identities(plan: Plan, gateways: Sequence[GatewayProcess], folder: Pat
 def _list_listeners(plan: Plan, gateways: Sequence[GatewayProcess], addresses: Mapping[str, str]) -> Iterator[Listener]:
     """Yield the listeners whose ports must be free before a start.
 
-    They are enough: any other deployment at one of these addresses would need one of these ports.
+    A few listeners are enough: any other deployment at one of these addresses would use one of these ports too.
     """
     for gateway in gateways:
         yield Listener(gateway.host, gateway.http_port, "http")

@@ -38,7 +38,7 @@ class _Unit:
 
 
 def note_live_maps(record: Record, live: LiveMaps, settings: LiveSettings, folder: Path) -> Record:
-    """Let `live` look at the units that serve. Return the record with what came of it."""
+    """Let `live` look at the units that serve. Return the record with the outcome of the visit to a unit that ended."""
     turn = live.look(list(_serving_units(record, settings, folder)))
     if turn is None:
         return record
@@ -60,7 +60,7 @@ def _serving_unit(unit: UnitRecord, rules: LiveMap, folder: Path) -> _Unit:
 
 
 def _last_change(folder: Path, unit: str) -> int:
-    """Return when the unit's map last changed, by its epoch's document; 0 if it follows the plan's."""
+    """Return when the unit's map last changed, in nanoseconds: the time of its epoch's document; 0 without one."""
     try:
         return (folder / epoch_file(unit)).stat().st_mtime_ns
     except OSError:

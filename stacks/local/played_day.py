@@ -46,9 +46,9 @@ class MachineTimes:
 
 @dataclass(frozen=True)
 class DueAct:
-    """One step of a unit's day: start, serve, drain or stop. Seconds count from the beginning of the play.
+    """One act of a unit's day: start, serve, drain or stop. Its seconds count from the beginning of the play.
 
-    `done_s` is None until the step is done.
+    `done_s` is None until the act is done.
     """
 
     unit: str
@@ -159,10 +159,10 @@ def plan_play(timetable: Timetable | None, length_s: float, ranks: Mapping[str, 
 def advance(
     day: DayRecord, seconds: float, states: Mapping[str, str], reasons: Mapping[str, str | None]
 ) -> tuple[DayRecord, tuple[str, ...], tuple[str, ...]]:
-    """Return (day, starts, drains): the day with acts done by now marked, and the units to start and to drain now.
+    """Return (day, starts, drains): the day with the acts done by now marked, and the units to start and to drain now.
 
-    `states` and `reasons` are unit -> state and unit -> reason of its record. A unit that is off has a reason if it
-    did not end well.
+    `states` and `reasons` map each unit to the state and the reason in its record. A unit that is off has a reason only
+    if it ended badly.
     """
     acts = list(day.acts)
     starts, drains = [], []
@@ -186,7 +186,10 @@ def advance(
 
 
 def _is_played(run: Run) -> bool:
-    """Return whether a run serves at some time of the day. Runs that only drain or only warm up in it are left out."""
+    """Return whether a run serves at some time of the day.
+
+    Runs that only drain or only warm up on that day are left out.
+    """
     return (run.drains is None or run.drains > 0) and (run.serves is None or run.serves <= DAY_S)
 
 
@@ -232,7 +235,7 @@ def _consecutive_runs(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
 
 
 def _extend_run(run: Run, times: MachineTimes, pace: float) -> Run:
-    """Return the run with warm-up and drain at least as long as this machine needs.
+    """Return the run with a warm-up and a drain at least as long as this machine needs for them.
 
     `pace` is seconds of the day's clock per real second.
     """
@@ -246,7 +249,10 @@ def _due_act(act: Act, pace: float) -> DueAct:
 
 
 def _is_next(acts: Sequence[DueAct], index: int) -> bool:
-    """Return whether an act may be done now: it is a drain, or the unit's earlier acts are all done or missed."""
+    """Return whether an act may be done now.
+
+    A drain always may; any other act may once the unit's earlier acts are all done or missed.
+    """
     act = acts[index]
     before = [each for each in acts[:index] if each.unit == act.unit]
     return all(each.done_s is not None or each.is_missed or act.kind == "drain" for each in before)

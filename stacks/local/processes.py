@@ -59,10 +59,10 @@ class ProcessGroup:
             raise
 
     def find_first_failure(self) -> tuple[int, str] | None:
-        """Return exit status and reason of the process whose end caused the failure; None while all processes run.
+        """Return (exit status, reason) of the process that caused the group's failure; None while all processes run.
 
-        If only processes that lost a peer have ended, return None for CAUSE_GRACE_S, because the cause may
-        still follow.
+        If only processes that lost a peer have ended, return None for CAUSE_GRACE_S: the process that caused the loss
+        may still end.
         """
         ended = {member: handle.returncode for member, handle in self._handles.items() if handle.poll() is not None}
         if not ended:
@@ -79,9 +79,10 @@ class ProcessGroup:
         return any(process_state(pid) == STOPPED for pid in self.pids)
 
     def kill(self) -> None:
-        """Kill every process and its children, stopped ones too, and reap them.
+        """Kill every process and its children, suspended ones too, and reap them.
 
-        Wait for the whole process groups, so that ports are free: a node's ranks outlive the node for a moment.
+        Wait until the whole process groups are gone, so that ports are free: a node's ranks outlive the node for a
+        moment.
         """
         for handle in self._handles.values():
             handle.kill()
@@ -173,9 +174,9 @@ def has_ended(child: int) -> bool:
 
 
 def terminate(pid: int, began: int) -> None:
-    """Ask the process `pid` that began at tick `began` to end, even if it is stopped; do nothing if it is gone.
+    """Ask a process to end, even if it is suspended; do nothing if it is gone.
 
-    Another process that has the same id now is left alone.
+    The process has the id `pid` and began at tick `began`. Another process that has the same id now is left alone.
     """
     with suppress(ProcessLookupError):
         process = os.pidfd_open(pid)  # it stays this process's, even if that ends before the signal
@@ -222,7 +223,6 @@ def _has_members(process_group: int) -> bool:
 def _find_cause(ended: Mapping[NodeProcess, int]) -> tuple[NodeProcess, int]:
     """Return the process that caused the failure, with its exit status, from `ended` (process -> exit status).
 
-    That is the first, in the order of the group's members, that ended for another reason than PEER_LOST; or else
-    the first.
+    It is the first process, in the group's order, that did not end with PEER_LOST; if all did, the first of them.
     """
     return min(ended.items(), key=lambda death: death[1] == PEER_LOST)

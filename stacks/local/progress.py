@@ -88,7 +88,7 @@ class DayProgress:
 def _stages_done(unit: UnitRecord) -> float:
     """Return how many of three stages (starting, loading, joining) a unit has passed.
 
-    Loading counts by the loaded share.
+    While loading, it counts the fraction of the weights loaded so far.
     """
     if unit.state == "loading":
         return ORDER.index("loading") + unit.loaded

@@ -16,12 +16,14 @@ ORDER = ("starting", "loading", "joining", "ready")  # the states of a unit that
 class UnitRecord:
     """The state of one unit when the supervisor looked last. A unit is off while the played day does not want it.
 
-    `loaded` is the share of tensors that its slowest rank has loaded. `reason` says why the unit ended or failed,
-    also while it restarts. `starts_at` is the time.monotonic() of the unit's next start. `metrics` are the
+    `loaded` is the fraction of its tensors that the unit's slowest rank has loaded. `reason` says why the unit ended or
+    failed, also while it restarts. `starts_at` is the time.monotonic() of the unit's next start. `metrics` are the
     addresses of its ranks' metrics, in the order of ranks. In epoch 0 the unit follows the plan's expert map;
     `epoch_digest` is the digest of a later epoch.
-    `planned_map` is the digest of the plan's map, `map_in_service` that of the map that the unit follows. The unit
-    went to `own_epoch` by itself, for `own_reason`; `decision` is the last one about a better map.
+
+    `planned_map` is the digest of the plan's map, and `map_in_service` the digest of the map that the unit follows. The
+    unit went to the epoch `own_epoch` by itself, for the reason `own_reason`. `decision` is the latest decision on
+    whether the unit gets a better map.
     """
 
     name: str
@@ -44,10 +46,10 @@ class UnitRecord:
 
 @dataclass(frozen=True)
 class GatewayRecord:
-    """The state of one gateway. It is `starting` until it has ranks of every phase; `reason` says why it is down.
+    """The state of one gateway. A gateway is `starting` until it has ranks of every phase.
 
-    `endpoint` is its HTTP address, without `/v1`. `starts_at` is the time.monotonic() of its next start. `metrics`
-    has the address of its metrics.
+    `reason` says why the gateway is down. `endpoint` is its HTTP address, without `/v1`. `starts_at` is the
+    time.monotonic() of its next start. `metrics` has the address of its metrics.
     """
 
     name: str

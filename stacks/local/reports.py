@@ -29,10 +29,10 @@ STATES = ("lost", *ORDER, "refused", "draining")  # states of a rank, from the l
 
 @dataclass(frozen=True)
 class RankReport:
-    """A gateway's report of one rank. `loaded` is the share of the rank's tensors that are loaded.
+    """A gateway's report of one rank. `loaded` is the fraction of the rank's tensors that are loaded.
 
-    `slow` is a sentence about how the rank slows its unit down. `refusal` says why the gateway sends its unit no
-    requests.
+    `slow` is a sentence about how the rank slows its unit down. `refusal` says why the gateway sends requests to no
+    rank of its unit.
     """
 
     state: str
@@ -86,9 +86,9 @@ def merge_reports(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport
 def update_unit(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
     """Return a unit's record with the state of its least advanced rank, unless a rank is lost, refused or draining.
 
-    A lost rank makes the unit failed, but leaves a unit unchanged that is starting, draining, ended or failed: its
-    processes show how it ends. A refused rank makes the unit failed too, a draining one makes it draining. A unit that
-    restarts keeps the reason of its previous end until it is ready.
+    A lost rank makes the unit failed. But a unit that is starting, draining, ended or failed stays so: its processes
+    show how it ends. A refused rank makes the unit failed too; a draining rank makes it draining. A unit that restarts
+    keeps the reason of its previous end until it is ready.
     """
     states = [rank.state for rank in ranks]
     if "lost" in states:
@@ -111,7 +111,7 @@ def update_unit(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
 
 
 def has_hung_rank(report: Mapping[str, Sequence[RankReport]], unit: str) -> bool:
-    """Return whether the gateways lost a rank of the unit whose process still exists: it is stopped or hangs."""
+    """Return whether gateways lost a rank of the unit whose process still exists: the process is suspended or hangs."""
     return any(rank.state == "lost" and process_state(rank.pid) != GONE for rank in report.get(unit, ()))
 
 

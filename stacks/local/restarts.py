@@ -32,7 +32,7 @@ class Backoff:
     def note_end(self, now: float) -> "Backoff":
         """Return the back-off after one more failure.
 
-        It counts as the first in a row if the group had served for `SOUND_S`.
+        The failure counts as the first in a row if the group had served for `SOUND_S` before.
         """
         was_sound = self.serving_since is not None and now - self.serving_since >= SOUND_S
         return Backoff(1 if was_sound else self.num_failures + 1)

@@ -79,7 +79,7 @@ class RunFolder:
 
     @property
     def kv_folder(self) -> Path:
-        """The folder for KV on a disk. It stays when the deployment ends, so that the next one finds it."""
+        """The folder for KV on a disk. It stays when the deployment ends, so that the next deployment finds the KV."""
         return self.path / "kv"
 
     @property
@@ -100,7 +100,7 @@ class RunFolder:
     def read(self) -> Record | None:
         """Return the record, corrected if it is out of date; None if there is none, or if another supervisor wrote it.
 
-        If the supervisor was killed, the record says that everything has ended: the kernel ends the
+        If the supervisor was killed, the returned record says that everything has ended, since the kernel ends the
         supervisor's processes too. Raises LocalError if the file is no record.
         """
         record = self._read_settled()
@@ -114,7 +114,7 @@ class RunFolder:
         return record if why is None else record.with_all("unknown", why)
 
     def was_killed(self) -> bool:
-        """Return whether the supervisor ended without recording it; False if the record cannot be read."""
+        """Return whether the supervisor ended without recording its end; False if the record cannot be read."""
         try:
             if _foreign_owners(self.path.parent) or _foreign_owners(self.path):
                 return False

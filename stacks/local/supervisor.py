@@ -132,7 +132,7 @@ class _Supervisor:
                 return
 
     def _is_over(self) -> bool:
-        """Whether the deployment cannot go on, or the day that it plays is over."""
+        """Whether the deployment cannot go on, or the day that is played is over."""
         if self._unwritable or self._record.failure is not None:
             return True
         return self._record.day is not None and self._record.day.is_over
@@ -228,7 +228,7 @@ class _Supervisor:
         return {name: report for name, report in asked.items() if report is not None}
 
     def _reset_silence(self) -> dict[str, GatewayReport]:
-        """Count no gateway's silence so far, because this process could open no socket to ask. Return no reports."""
+        """Restart the count of each gateway's silence: this process could open no socket to ask. Return no reports."""
         for watched in self._gateways.values():
             watched.answered_at = watched.answered_at and time.monotonic()
         return {}
@@ -236,10 +236,8 @@ class _Supervisor:
     def _write_if_due(self) -> None:
         """Write the record if it has changed, is older than BEAT_S, or was removed.
 
-        If that fails, the next call tries again.
-
-        Serving goes on meanwhile. But `up` waits for a record that says that everything is ready, so before
-        that a failed write ends the deployment.
+        If the write fails, the next call tries again, and serving goes on meanwhile. But `up` waits for a record that
+        says that everything is ready; before there is one, a failed write ends the deployment.
         """
         is_old = time.monotonic() - self._last_write_at >= BEAT_S
         if self._last_written == self._record and not is_old and self._folder.has_record():
@@ -261,7 +259,7 @@ class _Supervisor:
         return replace(record, stages=record.stages | {stage: round(time.monotonic() - self._began, 2)})
 
     def _record_states(self, record: Record, report: Mapping[str, Sequence[RankReport]]) -> Record:
-        """Return the record with the state of each running unit as `report` (unit -> its ranks' reports) shows it."""
+        """Return the record with the state of each running unit, as `report` (unit -> its ranks' reports) shows it."""
         for unit in record.units:
             watched = self._units[unit.name]
             if watched.due is None and watched.is_wanted:
@@ -340,9 +338,10 @@ class _Supervisor:
         return record
 
     def _play_day(self, record: Record) -> Record:
-        """Start and stop the units that the played day has due. Return the record with their states and the acts done.
+        """Start and stop the units whose acts in the played day are due.
 
-        Nothing happens before the day's first units are ready, or if no day is played.
+        Return the record with the units' states and the acts done. Nothing happens before the day's first units are
+        ready, or if no day is played.
         """
         day, now = record.day, time.monotonic()
         if day is None or "ready" not in record.stages:
@@ -366,7 +365,7 @@ class _Supervisor:
 
 
 def _live_maps(folder: RunFolder, layout: Layout) -> Callable[[Record], Record]:
-    """Return a function that lets units change their maps by themselves, and notes in a record what came of it."""
+    """Return a function that lets units change their maps by themselves, and records the outcome."""
     settings = layout.live
     if settings is None:
         return lambda record: record

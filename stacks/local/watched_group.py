@@ -17,11 +17,11 @@ HANGS_S = 3.0  # assumed: a rank that was given up by mistake calls again within
 
 @dataclass
 class WatchedGroup:
-    """A group of processes and its restarts. Times are of time.monotonic.
+    """A group of processes and its restarts. Times are those of time.monotonic.
 
-    `due` is the time of the next start, None while the group runs. `answered_at` is when a gateway last answered
-    since its start. `leaves_by` is set while an unwanted group stops: at that time it is killed; after that it is
-    off.
+    `due` is the time of the next start; None while the group runs. `answered_at` is when a gateway last answered since
+    the group's start. `leaves_by` is set while an unwanted group stops: it is killed at that time, and is off once it
+    is gone.
     """
 
     group: ProcessGroup
@@ -64,7 +64,10 @@ class WatchedGroup:
         self.group.terminate()
 
     def has_left(self) -> tuple[bool, str | None]:
-        """Return (whether a stopping group is gone, what went wrong or None). Kill a group that is late or hangs."""
+        """Return (whether a stopping group is gone, what went wrong or None).
+
+        A group that is late or hangs is killed.
+        """
         assert self.leaves_by is not None
         is_running = self.group.is_running()
         if is_running and time.monotonic() < self.leaves_by and not self._has_hung():
@@ -79,7 +82,7 @@ class WatchedGroup:
     def find_failure(self, *, hangs: bool) -> tuple[int, str] | None:
         """Return (exit status, reason) of a group that has ended; None while it runs.
 
-        If a process `hangs`, or is suspended, for `HANGS_S`, the status is -1.
+        If a process `hangs`, or is suspended, for `HANGS_S`, the status is -1, and the reason says so.
         """
         if self._has_hung(hangs=hangs):
             return -1, f"{self.group.name} has a process that is stopped or hangs"
@@ -88,7 +91,7 @@ class WatchedGroup:
     def _has_hung(self, *, hangs: bool = False) -> bool:
         """Return whether a process of the group has hung or been suspended for `HANGS_S`.
 
-        `hangs` says that one hangs now.
+        `hangs` says that a process hangs now.
         """
         now = time.monotonic()
         self.hangs_since = (self.hangs_since or now) if hangs or self.group.is_stopped() else None
