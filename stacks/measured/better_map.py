@@ -41,9 +41,11 @@ KEEP_WITHIN = (0.0, 0.01, 0.03, 0.1)  # assumed: shares above an even map's max 
 
 @dataclass(frozen=True)
 class BetterMap:
-    """The best map for a unit, and why the unit keeps the one that it has: None if it is to get this one.
+    """The best map found for a unit, and whether the unit gets it.
 
-    `before`, `after` and `bound` are balances under the later loads. No map is below the bound.
+    `why_not` says why the unit keeps its present map; it is None if the unit gets this one. `before`, `after` and
+    `bound` are balances (max over mean of the ranks' loads) under the later loads: of the present map, of this map, and
+    the least that any map can have.
     """
 
     physical_to_logical: Rows
@@ -56,7 +58,7 @@ class BetterMap:
 
     @property
     def gain(self) -> float:
-        """What the map gains, as a share."""
+        """The gain of this map: the balance of the map in service over this map's balance, minus 1."""
         return self.before / self.after - 1
 
     def __str__(self) -> str:
@@ -66,7 +68,7 @@ class BetterMap:
 
 @dataclass(frozen=True)
 class _Step:
-    """One layer takes a map nearby: its row, its max over mean under the earlier loads, and its moved slots."""
+    """A step of one layer to a nearby map: its row, its max over mean under the earlier loads, and its moved slots."""
 
     layer: int
     row: Sequence[int]
@@ -79,8 +81,9 @@ def find_better_map(
 ) -> BetterMap:
     """Return the map that gains most within `limits` for a unit of `num_ranks` ranks.
 
-    `earlier` and `later` have the rows that each expert of each layer computed in the two halves of a time. If no map
-    within the limits gains enough, return the best without them, and why the unit keeps its own.
+    `earlier` and `later` have the rows that each expert of each layer computed in the first and the second half of
+    `limits.every_s`. If no map within the limits gains enough, return the best map without limits, and why the unit
+    keeps its own.
     """
     fewest, rows = (DEVIATIONS / limits.min_gain) ** 2, min(map(sum, (*earlier, *later))) / num_ranks
     if rows < fewest:
@@ -97,7 +100,10 @@ def find_better_map(
 
 
 def _find(loads: Loads, later: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap, limits: Limits) -> BetterMap:
-    """Return the map made from `loads` that gains most within `limits` under the `later` ones, or the best without."""
+    """Return the map made from `loads` that gains most under the loads `later`.
+
+    If no map within `limits` gains enough, return the best map without limits.
+    """
     steps = list(_list_steps(loads, in_service, sizes, rules))
     stays = _balances(loads, in_service, sizes, rules)
     most_moves = limits.max_bytes // rules.expert_bytes
@@ -124,7 +130,7 @@ def _add(loads: Loads, others: Loads) -> Loads:
 
 
 def _list_steps(loads: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap) -> Iterator[_Step]:
-    """Yield the maps near the one in service and the best map, layer by layer, with their balance under `loads`."""
+    """Yield steps from the map in service towards the best map, layer by layer, with the new balance under `loads`."""
     for keep_within, as_a_whole in (*((each, False) for each in KEEP_WITHIN), (0.0, True)):
         found = balance(
             loads,
@@ -148,9 +154,10 @@ def _list_steps(loads: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap) ->
 def _take_steps(
     steps: Sequence[_Step], in_service: Rows, stays: Sequence[float], most_moves: float, least_worth: float
 ) -> Rows:
-    """Return the map in service after the steps that gain most for each moved slot, at most `most_moves` in all.
+    """Return the map in service after the steps that gain most for each moved slot, at most `most_moves` moves in all.
 
-    Each step gains at least `least_worth` for each of its moves. `stays` are the layers' balances without any step.
+    Each step gains at least `least_worth` for each slot that it moves. `stays` are the layers' balances without any
+    step.
     """
     rows, ratios, moves = list(in_service), list(stays), [0] * len(in_service)
 
@@ -170,7 +177,7 @@ def _take_steps(
 
 
 def _judge(loads: Loads, in_service: Rows, rows: Rows, sizes: Sizes, rules: LiveMap) -> BetterMap:
-    """Return the map with its balance under `loads`, beside that of the map in service and the bound."""
+    """Return the map `rows` with its balance under `loads`, beside the balance of the map in service and the bound."""
     before, after = (fmean(_balances(loads, each, sizes, rules)) for each in (in_service, rows))
     bounds, _ = compute_bounds(
         scale(loads), sizes, within_nodes=False, are_covered=bool(rules.domains), split=rules.split
@@ -180,12 +187,15 @@ def _judge(loads: Loads, in_service: Rows, rows: Rows, sizes: Sizes, rules: Live
 
 
 def _count_moves(row: Sequence[int], before: Sequence[int]) -> int:
-    """Return how many slots get another expert. In a renewed row, an expert that stays on a rank keeps its slot."""
+    """Return how many slots of a row get another expert than in `before`.
+
+    An expert that stays on a rank keeps its slot when a row is made anew.
+    """
     return sum(map(ne, row, before))
 
 
 def _balances(loads: Loads, rows: Rows, sizes: Sizes, rules: LiveMap) -> list[float]:
-    """Return max over mean of the ranks' loads in each layer."""
+    """Return each layer's balance, the max over mean of the ranks' loads, `[num_moe_layers]`."""
     problem = Problem(scale(loads), sizes, split=rules.split)
     found: list[float] = problem.ratio(as_slots(rows, sizes)).tolist()
     return found

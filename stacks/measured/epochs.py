@@ -22,14 +22,17 @@ class InService:
 
 @dataclass(frozen=True)
 class Ending:
-    """The epoch that a unit is in after a switch, and why that is not the next one."""
+    """The outcome of a switch: the number of the epoch that a unit is in now, and why that is not the next one."""
 
     number: int
     reason: str | None = None
 
 
 def next_document(standing: Mapping[str, Any], physical_to_logical: Rows) -> dict[str, Any]:
-    """Return the document of a map for a unit, from what its first rank says of its present epoch."""
+    """Return the document that puts a unit on the map `physical_to_logical`.
+
+    `standing` is what the unit's first rank says of its present epoch.
+    """
     document = {
         "version": 1,
         "unit": standing["unit"],

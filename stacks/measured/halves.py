@@ -16,9 +16,9 @@ Halves = tuple[Loads, Loads]
 
 @dataclass
 class MeasuredLoads:
-    """What a unit's ranks have counted at the beginning and in the middle of a time of `every_s` seconds.
+    """The row counts of a unit's ranks, read at the beginning and in the middle of a period of `every_s` seconds.
 
-    `life` changes whenever counts must begin anew. Instants are of one clock, in seconds.
+    `life` differs whenever counts must begin anew. Times are seconds of one clock.
     """
 
     every_s: float
@@ -31,7 +31,10 @@ class MeasuredLoads:
         return life != self.life or now - self.began >= len(self.counts) * self.every_s / 2
 
     def add(self, now: float, life: Hashable, counted: Loads) -> Halves | None:
-        """Note what the ranks have counted by `now`. Return both halves' loads at the end of a time, else None."""
+        """Store the counts that the ranks have at `now`.
+
+        At the end of a period return both halves' loads, else None.
+        """
         if not self.is_due(now, life):
             return None
         if life != self.life or not self.counts or _is_less(counted, self.counts[-1]):
@@ -46,7 +49,7 @@ class MeasuredLoads:
 
 
 def _is_less(counted: Loads, before: Loads) -> bool:
-    """Return whether any count has fallen, as when ranks have started again."""
+    """Return whether any count is smaller than `before`, as when ranks have started again."""
     return any(
         one < other
         for rows, others in zip(counted, before, strict=True)

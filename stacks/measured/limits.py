@@ -9,7 +9,7 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True)
 class Limits:
-    """How often a unit's map may change, what that gains at least, and what it moves at most."""
+    """The limits on live changes of a unit's map: how often it may change, the least gain, and the most bytes moved."""
 
     every_s: float
     min_gain: float
@@ -17,5 +17,5 @@ class Limits:
 
     @classmethod
     def of(cls, written: LiveMapsSpec) -> "Limits":
-        """Return the limits in a spec."""
+        """Return the limits that the spec has `written`."""
         return cls(written.every, written.min_gain, written.max_bytes)

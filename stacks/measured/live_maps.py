@@ -29,7 +29,7 @@ RETRY_S = 5.0  # assumed: ranks that do not answer have a reason that lasts for 
 
 
 class ServingUnit(Protocol):
-    """A unit that is ready, and how to reach it. The thread calls what may have to wait."""
+    """A unit that is ready, and how to reach it. The methods may wait, so `LiveMaps` calls them in a thread."""
 
     @property
     def name(self) -> str:
@@ -37,30 +37,36 @@ class ServingUnit(Protocol):
 
     @property
     def num_ranks(self) -> int:
-        """The number of its ranks."""
+        """The number of the unit's ranks."""
 
     @property
     def rules(self) -> LiveMap:
-        """What its maps have to keep."""
+        """The rules that the unit's maps must keep."""
 
     @property
     def life(self) -> Hashable:
-        """Something that differs once the unit has started again, or somebody else has changed its map."""
+        """A value that differs once the unit has started again, or once somebody else has changed its map."""
 
     @property
     def metrics(self) -> Sequence[str]:
-        """The URLs of its ranks' metrics."""
+        """The URLs of the metrics of the unit's ranks."""
 
     def map_in_service(self) -> InService:
-        """Return the map that the unit follows. Raises OSError or ValueError if it cannot be read."""
+        """Return the map that the unit follows. Raises OSError or ValueError if the map cannot be read."""
 
     def hand_over(self, rows: Rows) -> Ending:
-        """Let the unit follow another map, and wait for the end. Raises OSError or ValueError if nobody answers."""
+        """Let the unit switch to the map `rows`, and wait for the outcome.
+
+        Raises OSError or ValueError if no rank answers.
+        """
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What came of a turn: a sentence for `status`, empty without news, and the map in service, if that was read."""
+    """The outcome of a visit to one unit, which reads its counts and may change its map.
+
+    `said` is a sentence for `status`, empty without news; `in_service` is the unit's map, None if it was not read.
+    """
 
     unit: str
     said: str = ""
@@ -70,7 +76,7 @@ class Turn:
 
 
 class LiveMaps:
-    """The measured loads of all units, and the turn that is under way."""
+    """Gives units better expert maps, visiting one unit at a time. Keeps the measured loads of all units."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -81,7 +87,10 @@ class LiveMaps:
         self._turn: Future[Turn] | None = None
 
     def look(self, units: Sequence[ServingUnit]) -> Turn | None:
-        """Return what the last turn brought, if it has ended, and begin the next one that is due."""
+        """Start the next visit to a unit that is due.
+
+        Return the outcome of the last visit if it has ended since, else None.
+        """
         ended = None
         if self._turn is not None and self._turn.done():
             ended, self._turn = self._turn.result(), None
@@ -92,7 +101,7 @@ class LiveMaps:
         return ended
 
     def _is_due(self, unit: ServingUnit) -> bool:
-        """Return whether a unit's ranks have to be asked for their counts now."""
+        """Return whether a unit's ranks have to be asked for their row counts now."""
         measured = self._measured.setdefault(unit.name, MeasuredLoads(self._limits.every_s))
         now = time.monotonic()
         return now >= self._again_at.get(unit.name, now) and measured.is_due(now, unit.life)
@@ -100,7 +109,7 @@ class LiveMaps:
     # on the thread
 
     def _take_turn(self, unit: ServingUnit) -> Turn:
-        """Read a unit's counts. Once there are the loads of a whole time, decide about its map and carry that out."""
+        """Visit a unit: read its row counts and, once they cover a whole period, decide about its map and switch."""
         try:
             found, rows = unit.map_in_service(), read_recorded(unit.metrics).loads
             halves = self._measured[unit.name].add(time.monotonic(), unit.life, rows)
@@ -111,9 +120,9 @@ class LiveMaps:
             return Turn(unit.name, f"its loads or its map cannot be read: {error}", has_failed=True)
 
     def _decide(self, unit: ServingUnit, found: InService, halves: Halves) -> Turn:
-        """Let a unit follow the better map, if there is one within the limits.
+        """Switch a unit to a better map, if there is one within the limits.
 
-        Raises OSError or ValueError if its first rank does not answer.
+        Raises OSError or ValueError if the unit's first rank does not answer.
         """
         better = find_better_map(*halves, found.rows, unit.num_ranks, unit.rules, self._limits)
         if better.why_not is not None:
@@ -121,7 +130,10 @@ class LiveMaps:
         return self._switch(unit, found, better.physical_to_logical, str(better))
 
     def _restore(self, unit: ServingUnit, found: InService, former: InService) -> Turn:
-        """Let a unit that has started again follow its map of before, unless its plan or the limits forbid that."""
+        """Switch a unit that has started again to its map of before.
+
+        Keep its present map if its plan has changed, or if the limits forbid the move.
+        """
         moves = sum(map(ne, chain(*former.rows), chain(*found.rows)))
         if former.unit_digest != found.unit_digest or moves * unit.rules.expert_bytes > self._limits.max_bytes:
             return Turn(unit.name, in_service=found)

@@ -146,7 +146,7 @@ def _url_path(url: str) -> str:
 
 
 def _fetch_within_deadline(url: str) -> bytes:
-    """Return the body at `url`. Raises HTTPError or ValueError, also if it is incomplete after `DEADLINE_S`.
+    """Return the body at `url`. Raises HTTPError or ValueError, also if the body is incomplete after `DEADLINE_S`.
 
     A thread sends the request: it may wait for a host name, for a handshake, or for one byte after another.
     """
@@ -171,8 +171,8 @@ def _fetch_within_deadline(url: str) -> bytes:
 def _sample(labels: Mapping[str, str], value: str) -> Sample:
     """Return the sample with these labels and value.
 
-    Raises LookupError, OverflowError, TypeError or ValueError if they are not a rank's: the JSON of a Prometheus may
-    hold a list as a label, or a number as a value.
+    Raises LookupError, OverflowError, TypeError or ValueError if a rank would not write them so: the JSON of a
+    Prometheus server may hold a list as a label, or a number as a value.
     """
     told = [*(labels[label] for label in LABELS), value]
     if not all(isinstance(each, str) for each in told):
@@ -182,9 +182,9 @@ def _sample(labels: Mapping[str, str], value: str) -> Sample:
 
 
 def _check_counts(layer: int, expert: int, rows: float) -> tuple[int, int, int]:
-    """Return the layer, the expert and its rows as integers.
+    """Return (layer, expert, rows) as integers.
 
-    Raises OverflowError or ValueError if one is out of range.
+    Raises OverflowError or ValueError if one of them is out of range.
     """
     if not (0 <= layer < MAX_LAYERS and 0 <= expert < MAX_EXPERTS and 0 <= int(rows) <= MAX_LOAD):
         raise ValueError(f"expert {expert} of MoE layer {layer} cannot have {rows:g} rows")

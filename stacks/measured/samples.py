@@ -32,9 +32,9 @@ class Sample(NamedTuple):
 
 
 def fetch(url: str, *, timeout_s: float, max_bytes: int) -> bytes:
-    """Return the body at `url`, with the credentials in the URL. All of it has to come within `timeout_s`.
+    """Return the body at `url`, with the credentials in the URL. All of the body has to arrive within `timeout_s`.
 
-    Raises HTTPError, OSError or ValueError if there is none.
+    Raises HTTPError, OSError or ValueError if it does not, or if it is larger than `max_bytes`.
     """
     until = time.monotonic() + timeout_s
     auth = urllib3.util.parse_url(url).auth
