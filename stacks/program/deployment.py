@@ -92,7 +92,7 @@ class Deployment(pulumi.ComponentResource):
         return [gateway, Arrivals(*self._child("units-ready", units))]
 
     def _declare_shared(self, objects: Sequence[PlanObject]) -> list[pulumi.Resource]:
-        """Declare `objects`.
+        """Declare `objects`, which all pods of the plan share.
 
         All depend on the first, which may be their namespace; the others are created side by side.
         """
@@ -128,10 +128,10 @@ class Deployment(pulumi.ComponentResource):
 
 @contextlib.contextmanager
 def _omit_stack_traces() -> Iterator[None]:
-    """Keep the SDK, in the `with` block, from storing the program's stack trace in the state of each resource.
+    """In a `with` block, keep the SDK from storing the program's stack trace in the state of each resource.
 
     For the published system, stack traces are a quarter of the state, which Pulumi rewrites at each step, and they
-    contain this machine's paths.
+    contain paths of this machine.
     """
     with LIMITING:
         before = getattr(sys, "tracebacklimit", None)

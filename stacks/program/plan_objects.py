@@ -19,7 +19,10 @@ GROUPS = [kind for _, kind in names.UNIT_OBJECTS.values()]
 
 @dataclass(frozen=True)
 class PlanObject:
-    """One object and its name within the stack, which stays when the object's own name changes with its content."""
+    """One object of a plan, and its name within the stack.
+
+    The name within the stack stays when the object's own name changes with its content.
+    """
 
     name: str
     manifest: dict[str, Any]

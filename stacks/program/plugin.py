@@ -76,7 +76,7 @@ class _Components(Components):
     ) -> ConstructResult:
         """Declare the component and return its outputs.
 
-        While its source is unknown, it is empty and its outputs are unknown.
+        While the component's source is unknown, nothing is declared and the outputs are unknown.
         """
         from stacks.program.deployment import Deployment
 

@@ -61,8 +61,8 @@ class Source:
     def deployed(self) -> Plan:
         """The plan to deploy.
 
-        Raises CallError if there is neither spec nor plan, or both, and SpecError or InfeasibleError if it is
-        wrong.
+        Raises CallError if there is neither spec nor plan, or both. Raises SpecError or InfeasibleError if the one
+        given is wrong.
         """
         found = self._found
         if isinstance(found, Plan):
@@ -118,9 +118,9 @@ def _read_spec(spec: str, overlays: Sequence[str]) -> ResolvedSpec:
 
 
 def _path_and_content(name: str, given: str) -> tuple[Path, dict[Path, bytes]]:
-    """Return (path, contents). If `given` is a path, there are no contents.
+    """Return (path, path -> content) of a file that was `given` by its path or by its content.
 
-    If it is content, the path is `name`, and contents is that path -> the content.
+    A file given by its path is not read, and has no entry in the mapping. For content the path is `name`.
     """
     return (Path(name), {Path(name): _encode(given)}) if is_content(given) else (_existing_path(name, given), {})
 
