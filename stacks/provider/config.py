@@ -62,7 +62,7 @@ class ClusterConfig:
 
 
 def check(values: Mapping[str, Any]) -> list[Failure]:
-    """Return all mistakes in a configuration. While some values are not known yet, only unknown keys are found."""
+    """Return all mistakes in a configuration. If some values are not known yet, only unknown keys are reported."""
     if unknown := sorted(values.keys() - KEYS):
         return [Failure(each, f"is unknown; the keys are {', '.join(sorted(KEYS - {'version'}))}") for each in unknown]
     if has_unknown(dict(values)):

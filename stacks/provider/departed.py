@@ -21,7 +21,7 @@ __all__ = ["is_left_to_controller", "list_leftovers"]
 
 
 def is_left_to_controller(api: Api, unit: Manifest) -> bool:
-    """Return whether a controller is there that deletes `unit` once it has left the plan."""
+    """Return whether the plan of `unit` has a controller that deletes the unit once it has left the plan."""
     namespace, plan = unit["metadata"].get("namespace") or "", owning_plan(unit)
     try:
         live = api.get(Reference(names.DEPLOYMENT_API_VERSION, names.DEPLOYMENT_KIND, namespace, str(plan)))
@@ -33,10 +33,10 @@ def is_left_to_controller(api: Api, unit: Manifest) -> bool:
 
 
 def list_leftovers(api: Api, unit: Manifest, staying: Collection[str]) -> list[list[Manifest]]:
-    """Return what a controller would have deleted in the plan of `unit`: units, and then their other objects.
+    """Return the objects that the controller of `unit`'s plan would have deleted: [workloads of units, other objects].
 
-    These are objects that no tool prunes, but for those of the `staying` units. Kinds that cannot be listed are left
-    out.
+    They are the plan's objects that no tool prunes, without those of the `staying` units. Kinds that cannot be listed
+    are left out.
     """
     workloads = _list_unpruned(api, unit, [names.UNIT_OBJECTS["leaderworkerset"]])
     others = _list_unpruned(api, unit, [*names.COMPANIONS, ("v1", "ConfigMap")])
@@ -47,7 +47,7 @@ def list_leftovers(api: Api, unit: Manifest, staying: Collection[str]) -> list[l
 
 
 def _list_unpruned(api: Api, unit: Manifest, kinds: Collection[tuple[str, str]]) -> Iterator[Manifest]:
-    """Yield the objects of these kinds that belong to `unit`'s plan and are annotated so that no tool prunes them."""
+    """Yield the objects of `kinds` that belong to the plan of `unit` and are annotated so that no tool prunes them."""
     namespace, selector = unit["metadata"].get("namespace") or "", f"{names.PLAN_LABEL}={owning_plan(unit)}"
     for api_version, kind in kinds:
         with suppress(ProviderError):

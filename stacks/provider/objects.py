@@ -88,9 +88,9 @@ def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], tok
 def _object_set_changes(
     api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], changed: list[Difference]
 ) -> Changes:
-    """Return the changes of a resource of several objects.
+    """Return the changes of a resource made of several objects.
 
-    It is replaced as a whole only if its main object must be.
+    The resource is replaced as a whole only if its main object must be replaced.
     """
     end, manifest = main_object(new)
     if old and Reference.from_manifest(main_object(old)[1]) != Reference.from_manifest(manifest):

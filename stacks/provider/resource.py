@@ -21,7 +21,10 @@ __all__ = ["Arrivals", "Object", "Objects", "Occupants", "Provider"]
 
 
 class Provider(pulumi.ProviderResource):
-    """One cluster. Before anything is changed there, it is checked: it must answer, and serve all `kinds`."""
+    """The provider for one cluster.
+
+    Before anything is changed there, it checks that the cluster answers and serves all `kinds`.
+    """
 
     def __init__(
         self,
@@ -57,11 +60,11 @@ class Object(pulumi.CustomResource):
 
 
 class Objects(pulumi.CustomResource):
-    """Several objects as one resource, by keys that stay.
+    """Several objects as one resource. Each object has a key that stays when the object changes.
 
-    They are stored in order, workloads last, and deleted in reverse.
+    Objects are stored in order, workloads last, and deleted in reverse.
 
-    A changed object is updated or replaced by itself. If the last one becomes another object, all are replaced, old
+    A changed object is updated or replaced by itself. If the last object gets another identity, all are replaced, old
     ones first. Pulumi waits for them as for an `Object`.
     """
 
@@ -75,8 +78,8 @@ class Objects(pulumi.CustomResource):
 class Occupants(pulumi.CustomResource):
     """The list of the objects that occupy nodes, by name.
 
-    Only the identity and the labels of each manifest count. New objects are created without waiting: `Arrivals` has to
-    follow. If there is a controller, it deletes those that leave, and no object is awaited before `Arrivals`.
+    Only the identity and the labels of each manifest count. Objects new to the list are created without waiting, so an
+    `Arrivals` has to follow. If the plan has a controller, the controller deletes objects that leave the list.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class Rollout:
 
     @contextmanager
     def turn(self, phase: str, unit: str, report: Callable[[str], None]) -> Iterator[None]:
-        """Update `unit` in a `with` block, while no other unit of its phase updates. Waits for that first.
+        """Update `unit` in a `with` block, once no other unit of its phase is being updated.
 
         Raises ProviderError if another unit has failed, or when cancelled.
         """
@@ -74,7 +74,7 @@ class Rollout:
 def rolled_phase(old: Manifests, new: Manifests) -> str | None:
     """Return the phase of a unit (or `gateway`) that has to be updated alone in its phase.
 
-    None if it does not restart, or must change at once.
+    None if the change does not restart the unit, or if the phase's units must all change at once.
     """
     if not old or not new:
         return None

@@ -150,7 +150,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Check(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
-        """Return the manifests' mistakes in apiVersion, kind and name. The API server judges the rest later."""
+        """Return the mistakes in the manifests' apiVersion, kind and name. The API server judges the rest later."""
         news = decode_struct(request.news)
         if request.type in occupants.LISTS:
             return _check_response(
@@ -226,8 +226,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Update(self, request: provider_pb2.UpdateRequest) -> provider_pb2.UpdateResponse:
         """Update the objects and wait until they are ready.
 
-        An update that changes nothing waits too, if the last one ended before they were ready. A preview checks and
-        writes nothing.
+        An update that changes nothing waits too, if the objects were not ready when the last update ended. A preview
+        checks and writes nothing.
         """
         old, new = decode_struct(request.old_inputs), decode_struct(request.news)
         if request.type in occupants.LISTS:
@@ -245,8 +245,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Delete(self, request: provider_pb2.DeleteRequest) -> empty_pb2.Empty:
         """Delete the objects and wait until they are gone. Objects that replaced them under the same name stay.
 
-        Objects that are now part of a set stay too: in older states each was a resource of its own. So does a unit that
-        has left the plan, if a controller deletes it.
+        Objects that are now part of a set stay too: in older states each was a resource of its own. A unit that has
+        left the plan also stays, if a controller deletes it.
         """
         old = decode_struct(request.old_inputs)
         if request.type in occupants.LISTS:
@@ -281,7 +281,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         return self._session.api()
 
     def _carry_out_list(self, request: Any, old: dict[str, Any], listed: dict[str, Any]) -> None:
-        """Carry out a list (`occupants.py`): delete objects that have left it or, for `Arrivals`, wait for new ones."""
+        """Delete objects that have left a list of `occupants.py` or, for `Arrivals`, wait for new ones."""
         if request.preview:
             return
         if request.type == occupants.TOKEN:
@@ -299,16 +299,19 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             raise InitFailed(occupants.ID, encode_struct(listed), Struct(), error.reasons) from error
 
     def _delete_leftovers(self, request: Any, old: dict[str, Any], listed: dict[str, Any]) -> None:
-        """Delete what the controller of the `old` list has not deleted yet, if the new one has no controller."""
+        """If a plan loses its controller, delete what that controller has not deleted yet.
+
+        `old` and `listed` are the plan's list of occupants before and after the change.
+        """
         if old.get("controller") and not listed.get("controller"):
             unit = next(iter(old["objects"].values()))
             for found in list_leftovers(self._api(), unit, listed["objects"].keys()):
                 lifecycle.delete_all(self._api(), found, self._patience(request))
 
     def _roll_out(self, request: Any, old: Manifests, new: Manifests) -> None:
-        """Store the changed objects.
+        """Store the changed objects of a resource.
 
-        If they are updated one unit at a time, wait for their turn, and restore them on failure.
+        If its phase is updated one unit at a time, wait for the unit's turn, and restore its objects on failure.
         """
         phase, unit = rolled_phase(old, new), object_set.main_object(new)[1]["metadata"]["name"]
         if phase is None:
