@@ -63,7 +63,7 @@ def read_variants(words: Sequence[str], wrong: list[Finding]) -> tuple[Variant, 
 
 
 def _title(word: str, changes: Mapping[str, Any]) -> str:
-    """Return what names a variant: the words of its `--set`, or its fields alone if a value may be a secret."""
+    """Return a variant's title: the words of its `--set`, or only its fields if a value may be a secret."""
     return ", ".join(changes) if any(map(may_be_secret, changes)) else word
 
 
@@ -99,8 +99,8 @@ def plan_variant(
 ) -> Compiled | None:
     """Return the plan of a variant's `spec`; None if it cannot be planned, or if a speed is not known.
 
-    The errors, with the variant's name, are then added to `failed`. Raises InfeasibleError if the spec as written
-    fails.
+    In that case the errors, with the variant's name, are added to `failed`. Raises InfeasibleError if the variant is
+    the spec as written.
     """
     on_progress(0.0)
     try:

@@ -74,7 +74,10 @@ class ReactiveFleet:
         return UnitCounts(units.serving, stopped, 0, units.serving * per_unit, taken * per_unit)
 
     def _scale(self, phase: Phase, units: _AutoscaledUnits, used: float) -> int:
-        """Start or stop units of one phase, of whose capacity the share `used` is in use. Return how many stop."""
+        """Start or stop units of one phase; `used` is the fraction of its capacity in use.
+
+        Return how many units stop.
+        """
         there = units.serving + len(units.starting)
         ratio = used / self.target
         wanted = there if abs(ratio - 1) <= TOLERANCE else ceil(units.serving * ratio - ROUNDING)

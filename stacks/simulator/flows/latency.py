@@ -67,7 +67,7 @@ class Waits:
 class Latencies:
     """A day's latencies over all requests, in seconds.
 
-    None if no request was answered, or if the SLO does not name it.
+    A figure is None if no request was answered, or if the SLO does not name it.
     """
 
     ttft_mean: float | None  # over all answered requests: the figure that `slo.ttft_ms` is about

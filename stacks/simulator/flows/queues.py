@@ -59,7 +59,7 @@ def next_requests(side: TokenSide, requests: float, arrivals: float, output: flo
     numbers, steps = side.requests, side.token_seconds
 
     def target_at(place: int) -> float:
-        """Return the sum of present and arriving requests of which `numbers[place]` are left after `seconds`."""
+        """Return how many present and arriving requests leave `numbers[place]` of them unfinished after `seconds`."""
         return numbers[place] * (1 + per_end / steps[place])
 
     above = bisect_left(range(len(numbers)), target, key=target_at)

@@ -117,7 +117,11 @@ def build_service(plan: Compiled, level: Level = "mid") -> Service:
 
 
 def _mean_request(traffic: TrafficSpec, prompts: Case, tokens: Case) -> RequestMeans:
-    """Return the mean request. Prompt and KV are the operating point's; cache hits and output are the traffic's."""
+    """Return the mean request.
+
+    The lengths of prompt and KV are those of the operating point; cache hits and output length are those of the
+    traffic.
+    """
     prompt = prompts.point.prompt_tokens
     output = traffic.output_tokens / (traffic.input_tokens / prompt)
     return RequestMeans(prompt, prompt * (1 - traffic.cache_hit_rate), output, tokens.point.kv_tokens)

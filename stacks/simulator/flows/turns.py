@@ -64,7 +64,7 @@ def next_pieces(turns: Turns, pieces: float, arrivals: float, token_step_seconds
     target, last = pieces + seconds * arrivals, len(turns.loads) - 1
 
     def target_at(place: int) -> float:
-        """Return the sum of present and arriving pieces at which `loads[place]` is the load after `seconds`."""
+        """Return how many present and arriving pieces lead to the load `loads[place]` after `seconds`."""
         return turns.pieces_present(place) + seconds * turns.rate(place, token_step_seconds)
 
     above = bisect_left(range(last + 1), target, key=target_at)

@@ -39,7 +39,7 @@ MAX_LINES = 4  # whose colours readers tell apart
 
 @dataclass(frozen=True)
 class _Panel:
-    """One figure of the page: a title, and the value that it draws of each variant for each minute of the day."""
+    """One figure of the page: a title, and the value that it draws for each variant and minute of the day."""
 
     title: str
     unit: str

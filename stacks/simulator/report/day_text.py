@@ -37,9 +37,9 @@ def simulation_text(columns: Sequence[DayColumn]) -> str:
 
 
 def describe_day(column: DayColumn) -> str:
-    """Return the words for the simulated day.
+    """Return words for the simulated day.
 
-    If the spec has nothing about the requested date, they say what day it is.
+    If the spec has no traffic of its own for the requested date, the words say what kind of day it is.
     """
     date, spec = column.day.date, column.day.plan.spec
     if date is None:

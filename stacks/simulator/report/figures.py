@@ -31,7 +31,7 @@ class Figure(Generic[Subject]):
     def is_shown(self, values: Sequence[float | None]) -> bool:
         """Return whether to show the row: some value is not 0, or only some columns have a value.
 
-        With `has_zeros`, also if every column has a value.
+        If `has_zeros`, a row in which every column has a value is shown too, even if all are 0.
         """
         return any(values) or 0 < values.count(None) < len(values) or (self.has_zeros and None not in values)
 

@@ -49,9 +49,9 @@ class ReplayColumn:
         return sum(job.prompt for job in self.replay.jobs)
 
     def share_kept(self, values: Values, promised_ms: float | None) -> float | None:
-        """Return the share of requests whose latency, of `values` in seconds, is within `promised_ms`.
+        """Return the fraction of requests whose latency is within `promised_ms`; None without a promise or requests.
 
-        Refused requests count as missed. None without a promise or requests.
+        `values` are the latencies of the answered requests, in seconds. Refused requests count as too late.
         """
         came = self.replay.refused + len(self.replay.jobs)
         if promised_ms is None or not came:

@@ -51,7 +51,10 @@ class PrefixCache:
                 tier.popitem(last=False)
 
     def _count_used_before(self, blocks: Sequence[int]) -> int:
-        """Return how many blocks the prompt has up to its last one that was used before. Then mark all as used."""
+        """Return the number of a prompt's blocks up to the last one that was used before.
+
+        Then mark all blocks as used.
+        """
         num_places = HASHES_PER_BLOCK * self._sizes[1]
         if not num_places:
             return 0

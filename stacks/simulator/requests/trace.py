@@ -38,5 +38,8 @@ def read_window(text: str) -> tuple[float, float]:
 
 
 def select_window(requests: Sequence[TraceRequest], start: float, end: float, scale: float = 1.0) -> list[TraceRequest]:
-    """Return the requests between the seconds `start` and `end`, with times from 0 on that are divided by `scale`."""
+    """Return the requests between `start` and `end`, in seconds.
+
+    Their times then begin at 0, and are divided by `scale`.
+    """
     return [replace(each, at=(each.at - start) / scale) for each in requests if start <= each.at < end]

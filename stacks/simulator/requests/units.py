@@ -123,7 +123,7 @@ class PromptUnit:
     def _take_prompts(self, rank: Rank) -> tuple[int, int]:
         """Add to this step the prompt tokens that one rank computes in it.
 
-        Return how many (tokens, query-key pairs).
+        Return (number of tokens, number of query-key pairs).
         """
         left, pairs = self._step_tokens, 0
         for job in rank.prompts:
