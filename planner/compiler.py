@@ -59,9 +59,9 @@ class Compiled(Candidate):
     @property
     def deployed_with_demand(self) -> Plan:
         """Return the deployed part and the day's demand, which the comparison with another plan needs too."""
-        from planner.plan.estimated import demand_section
+        from planner.plan.estimated import demand_sections
 
-        return seal_plan(decided_sections(self, self.choice) | {"demand": demand_section(self)})
+        return seal_plan(decided_sections(self, self.choice) | demand_sections(self))
 
 
 def compile_plan(spec: ResolvedSpec, previous: Plan | None = None, calibration: "Calibration | None" = None) -> Plan:

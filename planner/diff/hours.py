@@ -6,7 +6,7 @@
     missed   1 - units on x rate / asked
 
 What a unit makes after the change must be known if it was known before. Else the hour counts as worse. Where the new
-plan no longer keeps KV of prompts, it has no cache hits: then all tokens of prompts are counted, on both sides.
+plan keeps less KV of prompts, it has fewer cache hits: then more tokens of prompts are counted, on both sides.
 
 An hour here lasts from one change of units or demand to the next. All kinds of day are cut: ordinary days, and the
 weekdays and dates to which either spec gives windows or a profile of their own. Days that are alike in all of this are
@@ -17,6 +17,7 @@ that is on by one of them.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import fsum
 from typing import TypeVar
 
@@ -26,7 +27,6 @@ from planner.facts.quantities import first_of
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
 from planner.schedule.stretches import Stretch, TimesOfDay, entry_starts, stretches_between
-from planner.spec.schema import Spec
 
 Value = TypeVar("Value")
 Units = frozenset[str]  # names
@@ -124,15 +124,15 @@ def cut_hours(before: Plan, after: Plan, at_former: Plan | None = None) -> tuple
     """
     phases = tuple(dict.fromkeys([*before.phases, *after.phases]))
     old_rates, new_rates = _unit_rates(phases, before), _unit_rates(phases, after, at_former)
-    loses_hits = loses_cache(before.spec, after.spec)
-    if loses_hits and before.spec.traffic is not None and "prefill" in old_rates:
-        old_rates["prefill"] /= 1 - before.spec.traffic.cache_hit_rate
+    hits, share = hit_rate(before), share_of_hits(before, after)
+    if "prefill" in old_rates:
+        old_rates["prefill"] *= (1 - hits * share) / (1 - hits)  # its own cache has the rest
     shifts, found = _clock_shifts(before, after), []
     for day in _list_days(before, after):
         was_on = [_shifted(running_units(before, day.name), each) for each in shifts]
         on = running_units(after, day.name)
-        asked = [demand for each in shifts for demand in _demand(before, day.name, each, whole=loses_hits)]
-        asked += _demand(after, day.name, whole=loses_hits)
+        asked = [demand for each in shifts for demand in _demand(before, day.name, share, each)]
+        asked += _demand(after, day.name, share)
         starts = [start for each in (*was_on, on) for start in each.starts]
         starts += [start for each in asked for start in each.starts]
         for stretch in stretches_between(starts):
@@ -185,10 +185,39 @@ def has_controller(plan: Plan) -> bool:
     return plan.kubernetes.controller is not None
 
 
-def loses_cache(before: Spec, after: Spec) -> bool:
-    """Return whether only the spec `before` keeps KV of prompts outside the GPUs, and one of both counts on hits."""
-    hits = any(each.traffic is not None and each.traffic.cache_hit_rate for each in (before, after))
-    return hits and before.kv_cache.memory is not None and after.kv_cache.memory is None
+def share_of_hits(before: Plan, after: Plan) -> float:
+    """Return the share of the cache hits on the plan `before` that the `kv_cache` of the plan `after` still has.
+
+    Hits fall with the cache's size as in the trace of reused prompts. None are left if nobody knows how many are.
+    """
+    old, new = before.spec.kv_cache, after.spec.kv_cache
+    if old.memory is None or not hit_rate(before, after):
+        return 1.0
+    if new.memory is None or (old.sharing, new.sharing) == ("all", "tenant"):
+        return 0.0
+    traced = [_traced_hits(plan, before if before.kv_cache else after) for plan in (before, after)]
+    if not all(traced):
+        return float((old.memory, old.disk) == (new.memory, new.disk))
+    return min(traced[1] / traced[0], 1.0)
+
+
+def hit_rate(*plans: Plan) -> float:
+    """Return the share of prompt tokens that the plans' traffic takes from a cache: the largest; 0 without traffic."""
+    return max((plan.spec.traffic.cache_hit_rate for plan in plans if plan.spec.traffic), default=0.0)
+
+
+def _traced_hits(plan: Plan, known: Plan) -> float:
+    """Return the trace's hit rate with a plan's cache on the nodes, and for the traffic, of another; 0 if unknown."""
+    section, spec, memory = known.kv_cache, plan.spec.kv_cache, known.spec.kv_cache.memory
+    if section is None or section.kept is None or spec.memory is None or memory is None:
+        return 0.0
+    size = section.kept.memory_bytes * spec.memory / memory
+    if spec.disk is not None:
+        size += spec.disk.size * (1 if plan.kubernetes.kv_cache_claim else section.nodes)
+    points = [(0.0, 0.0), *((each.bytes, each.hit_rate) for each in section.sizes)]
+    ends = next((ends for ends in pairwise(points) if size <= ends[1][0]), (points[-1], points[-1]))
+    (less, low), (more, high) = ends
+    return low + (high - low) * (size - less) / (more - less) if more > less else high
 
 
 def full_unit_rate(plan: Plan, phase: Phase) -> float | None:
@@ -219,15 +248,15 @@ def _list_days(before: Plan, after: Plan) -> list[Day]:
     return found[1:] if is_whole_week else found
 
 
-def _demand(plan: Plan, day: str | None, shift: int = 0, *, whole: bool) -> Iterator[TimesOfDay[Mapping[Phase, float]]]:
+def _demand(plan: Plan, day: str | None, share: float, shift: int = 0) -> Iterator[TimesOfDay[Mapping[Phase, float]]]:
     """Yield the tokens/s that the plan's traffic asks of each phase at the times of `day`; nothing without traffic.
 
-    `whole` counts the tokens that a cache has, too.
+    `share` is that of the cache hits that remain; the others' tokens are computed.
     """
     traffic = plan.spec.traffic
     if traffic is None:
         return
-    traffic = traffic.model_copy(update={"cache_hit_rate": 0.0}) if whole else traffic
+    traffic = traffic.model_copy(update={"cache_hit_rate": traffic.cache_hit_rate * share})
     profile, usual = traffic.profile_on(day), traffic.profile or [1.0]
     per_s = {phase: traffic.tokens_of(phase) / DAY_S * len(usual) / fsum(usual) for phase in PHASES}
     pairs = zip(entry_starts(profile), profile or [1.0], strict=True)

@@ -3,7 +3,7 @@
 A change may edit the yardsticks that it is judged by: traffic, promised latencies, the load at which latencies are
 predicted, prices, and the rates of the same GPU. With half the traffic half the units suffice, and without a promise
 none is missed. Other fields move such figures on the side: more even loads are drawn by a lower `alpha`, the mean
-request is shorter with lower limits, and nothing is hit in a cache that is gone. So the new plan is compiled again with
+request is shorter with lower limits, and less is hit in a smaller cache. So the new plan is compiled again with
 the former sections in its spec, and each figure is judged twice. Of a promise the stricter one counts. What the former
 spec does not say stays as the new one says it.
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from planner.compiler import Compiled
 from planner.diff.change import SpecField
-from planner.diff.hours import loses_cache
+from planner.diff.hours import hit_rate, share_of_hits
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
 from planner.problems.errors import InfeasibleError, SpecError
@@ -34,7 +34,7 @@ GPU = "cluster.gpu"
 ZONE = "schedule.timezone"
 TRACE = "trace"  # a profile is made from it
 LOADS = "expert_load"
-CACHE = "kv_cache.memory"
+CACHE = "kv_cache"
 LIMITS = ("max_request_tokens", "max_requests")  # the mean request follows from them if no field tells it
 LENGTHS: dict[Phase, tuple[str, ...]] = {
     "prefill": ("prompt_tokens",),
@@ -62,7 +62,7 @@ def measure_by_former(former: Plan, found: Compiled | Plan) -> Remeasured:
 
     Without figures of `former`, as in a rendered folder, the plan gets those of its demand alone.
     """
-    after = found if isinstance(found, Plan) else found.deployed
+    after = found if isinstance(found, Plan) else found.deployed_with_demand
     if all(each.path == ZONE for each in find_moved(former, after)):
         return NOTHING_MOVED
     if isinstance(found, Plan):
@@ -78,7 +78,7 @@ def measure_by_former(former: Plan, found: Compiled | Plan) -> Remeasured:
 
 def _measure(former: Plan, found: Compiled, described: dict[str, Any]) -> Remeasured:
     """Return the plan of `found` under the former yardsticks, and with the GPU `described` so, if it is."""
-    deployed = found.deployed
+    deployed = found.deployed_with_demand
     values = described | _former_sections(former, found.choice.spec, deployed)
     above = tuple(f"{path}." for path in values)
     others = tuple(
@@ -108,8 +108,9 @@ def find_moved(before: Plan, after: Plan) -> Iterator[SpecField]:
     yield from _differing(old, new)
     loads = _former_loads(before, after)
     yield from _differing(loads, {key: getattr(after.spec.expert_load, key) for key in loads}, f"{LOADS}.")
-    if loses_cache(before.spec, after.spec):
-        yield SpecField(path=CACHE, values=(SET, "none"))
+    if (share := share_of_hits(before, after)) < 1:
+        hits = hit_rate(before, after)
+        yield SpecField(path=CACHE, values=(f"{hits:.1%} hits", f"{hits * share:.1%}"))
     for phase in _former_requests(before, after):
         old, new = ({key: getattr(plan.spec.phase(phase), key) for key in LIMITS} for plan in (before, after))
         yield from _differing(old, new, f"{phase}.")
@@ -125,8 +126,9 @@ def _former_sections(former: Plan, spec: ResolvedSpec, after: Plan) -> dict[str,
     has_traffic = spec.written.traffic is not None or former.spec.traffic is not None
     point = (sections[POINT] or {}) | _former_requests(former, after)
     sections[POINT] = _fit_point(point, spec.written, has_traffic=has_traffic)
-    if loses_cache(former.spec, after.spec):
-        sections["traffic"] = (sections["traffic"] or after.written["traffic"]) | {"cache_hit_rate": 0.0}
+    if (share := share_of_hits(former, after)) < 1:
+        traffic = sections["traffic"] or after.written["traffic"]
+        sections["traffic"] = traffic | {"cache_hit_rate": hit_rate(former if sections["traffic"] else after) * share}
     if sections["traffic"]:
         sections["traffic"] = {key: value for key, value in sections["traffic"].items() if key != TRACE}
     found = {name: section for name, section in sections.items() if section or name == POINT}

@@ -37,15 +37,14 @@ def expected_sections(candidate: Candidate) -> dict[str, Any]:
         "balance": {layout.phase: _balance(candidate, layout) for layout in candidate.layouts},
         "failures": candidate.failures,
         "performance": {each.phase: _performance(each, candidate.spec.slo) for each in candidate.speed},
-        "demand": demand_section(candidate),
-        "kv_cache": _kv_cache(candidate),
         "cost": _cost(candidate),
-    }
+    } | demand_sections(candidate)
 
 
-def demand_section(candidate: Candidate) -> dict[str, Any] | None:
-    """Return each phase's load on a usual day; None if no load is known."""
-    return {each.phase: each for each in candidate.demand_on(None)} or None
+def demand_sections(candidate: Candidate) -> dict[str, Any]:
+    """Return each phase's load on a usual day, and the cache that this takes; None for each that nobody knows."""
+    loads = {each.phase: each for each in candidate.demand_on(None)}
+    return {"demand": loads or None, "kv_cache": _kv_cache(candidate)}
 
 
 def one_more_slot(with_one_more: ExpertMap | None, slots_per_gpu: int, bytes_per_gpu: int | None) -> OneMoreSlot | None:

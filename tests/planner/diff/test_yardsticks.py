@@ -2,8 +2,9 @@
 
 import pytest
 
-from planner.compiler import run_passes
+from planner.compiler import compile_plan, run_passes
 from planner.diff.diff import compare_plans
+from planner.diff.hours import share_of_hits
 from planner.diff.text import diff_text
 from planner.diff.yardsticks import FINISHED, NOTHING_MOVED, measure_by_former
 from planner.rules.check import change_spec
@@ -13,6 +14,7 @@ DAY, NIGHT = SMALL["schedule.windows"]
 BUSY = {"traffic.input_tokens": 90e9, "traffic.output_tokens": 12e9}
 QUIET = {"traffic.input_tokens": 20e9, "traffic.output_tokens": 2e9}
 HITS = {"traffic.cache_hit_rate": 0.99, "traffic.output_tokens": 1, "operating_point.prefill.cache_hit_rate": None}
+DISK = {"path": "/kv", "size": "4TB"}
 ALWAYS_NIGHT = {"schedule.windows": [NIGHT]}
 
 
@@ -154,11 +156,30 @@ def test_the_mean_request_that_former_limits_tell_stays_with_lower_limits():
     assert (refused.plan, "longer than the new limit of 64" in refused.unknown) == (None, True)
 
 
-def test_nothing_is_hit_in_a_cache_that_is_gone():
-    """More than half of the prompts' tokens came from it, and traffic goes on to say so."""
-    kept = {"kv_cache": {"memory": "32GiB"}}
-    change = _change(kept, {"kv_cache": None})
+def test_hits_fall_as_in_the_plans_own_figures():
+    """Memory alone keeps what the plan says that the trace hits there. Less traffic beside it does not hide that."""
+    before, found = _pair({"kv_cache": {"memory": "32GiB"}}, {"kv_cache": {"memory": "4GiB"}})
+    old, new = (plan.kv_cache.kept.hit_rate for plan in (before, found.plan))
+    quiet = compile_plan(change_spec(found.resolved, QUIET), before)
 
-    assert change.verdict == "degraded"
-    assert "moved: kv_cache.memory set -> none" in diff_text(change)
-    assert _change(kept, {"kv_cache": {"memory": "16GiB"}}).yardsticks is None
+    assert share_of_hits(before, found.plan) == pytest.approx(new / old, rel=1e-4)
+    assert share_of_hits(before, quiet) == share_of_hits(before, found.plan)
+
+
+@pytest.mark.parametrize(
+    ("cache", "verdict", "moved"),
+    [
+        (None, "degraded", "kv_cache 56.3% hits -> 0.0%"),
+        ({"memory": "4GiB", "sharing": "all"}, "degraded", "kv_cache 56.3% hits -> 5.9%"),
+        ({"memory": "4GiB", "disk": DISK}, "degraded", "kv_cache 56.3% hits -> 0.0%"),
+        ({"memory": "4GiB", "disk": DISK | {"size": "8TB"}, "sharing": "all"}, "rolling", None),
+    ],
+)
+def test_less_is_hit_in_a_smaller_cache(cache, verdict, moved):
+    """More than half of the prompts' tokens came from it, and traffic goes on to say so."""
+    change = _change({"kv_cache": {"memory": "4GiB", "disk": DISK, "sharing": "all"}}, {"kv_cache": cache})
+    text = diff_text(change)
+
+    assert change.verdict == verdict
+    assert (change.yardsticks is not None) == (moved is not None)
+    assert moved is None or f"moved: {moved}" in text
