@@ -75,7 +75,7 @@ class HostMemory:
 
     Memory is taken on the network's thread and the step's. It is given back on whichever thread drops the last
     reference to the latents. The garbage collector may do that at any moment, even within a method of this class. So
-    what is given back goes through a queue that allows for it.
+    memory is given back through a queue that tolerates such calls.
     """
 
     def __init__(self, max_bytes: int = sys.maxsize) -> None:
@@ -120,7 +120,7 @@ class HostMemory:
         """Give back one reservation of `num_bytes`. Any thread may call this at any time."""
         self._given_back.put((holder, num_bytes))
 
-    def held(self) -> dict[Holder, int]:
+    def reserved_bytes(self) -> dict[Holder, int]:
         """Return how many bytes each holder has reserved."""
         with self.lock:
             self._collect()

@@ -54,7 +54,8 @@ class RankMetrics:
     def kv_sent(self, num_bytes: SentBytes, seconds: float, seconds_after_prompt: float) -> None:
         """Count one request's KV transfer, which a decode rank accepted.
 
-        `seconds` count from its first layer's latents, `seconds_after_prompt` from the end of its prompt's computation.
+        Both times end with the acceptance: `seconds` begins with the latents of the first layer, `seconds_after_prompt`
+        with the end of the prompt's computation.
         """
         self._kv_payload.inc(num_bytes.payload)
         self._kv_framing.inc(num_bytes.framing)
@@ -76,7 +77,7 @@ class RankMetrics:
         self.registry.register(_DiskCounters(counters, self._labels))
 
     def watch_steps(self, times: StepTimes) -> None:
-        """Show from now on how long the rank's steps take, and for how much of that it waits for its peers."""
+        """Show from now on how long the rank's steps take, and how much of that time it waits for its peers."""
         self.registry.register(_StepCounters(times, self._labels))
 
     def watch_switches(self, switch: Switch) -> None:
@@ -114,7 +115,7 @@ class _SchedulerCounters:
         preempted.add_metric(self._labels, scheduler.num_preemptions)
         yield preempted
         held = GaugeMetricFamily("tidemill_kv_host_bytes", "Host memory of latents.", labels=(*LABELS, "holder"))
-        for holder, num_bytes in cache.memory.held().items():
+        for holder, num_bytes in cache.memory.reserved_bytes().items():
             held.add_metric((*self._labels, holder), num_bytes)
         yield held
         for name, meaning, tokens in (

@@ -115,7 +115,7 @@ class Conversation:
         """Let host memory forget all blocks, once the disk has those that it is to write."""
         assert self.disk.flush(FLUSH_S) == 0
         memory = self.scheduler.cache.memory
-        while memory.held()["blocks"]:
+        while memory.reserved_bytes()["blocks"]:
             self.keep_all()  # takes back what the disk was lent
             with memory.lock:
                 self.scheduler.cache.host._give_way(memory.max_bytes)

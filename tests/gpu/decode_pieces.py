@@ -22,7 +22,7 @@ def eager_decode(run):
     decoding = largest_decode(run)
     step = run_step(run, [], decoding)
     first_s = run.wall_s(step)
-    held = run.memory.held()
+    held = run.memory.reserved_bytes()
     steps_s = [run.wall_s(step) for _ in range(EAGER_STEPS)]
     memory = memory_of(run, held)
     print(f"kernel by kernel: first step {first_s:.1f} s, then {statistics.median(steps_s) * 1e3:.1f} ms")

@@ -83,7 +83,7 @@ def prepared(phase: str, kind: str, layers: int, output: Path | None) -> "Run":
         deployment, launch = shrunk(deployment, launch, **SMALL)
     memory = GpuMemory(device) if is_gpu else NoMemory()
     memory.give_back()
-    before = memory.held()
+    before = memory.reserved_bytes()
     rank = LoneRank(deployment.config, launch, ops, clock, layers)
     turns = lone_turns.Turns(rank)
     maps = launch.expert_map.physical_to_logical

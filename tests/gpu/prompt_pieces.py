@@ -53,7 +53,7 @@ def measured(run, name, lengths):
     """Take a first turn with such prompts, warm ones, and one whose stages are kept; print and return the figures."""
     limits = run.rank.launch.limits
     start = limits.max_batch_tokens if lengths[0] > limits.max_batch_tokens else 0  # a turn before this one
-    held = run.memory.held()
+    held = run.memory.reserved_bytes()
     first_s = run.turns.run(lone_turns.prompts(lengths))[0][-1]
     warm_s = min(run.turns.run(lone_turns.prompts(lengths))[0][-1] for _ in range(2))
     activations = run.memory.peak() - held
@@ -103,7 +103,7 @@ def prompt_kernels(run):
     lengths = equal(WHOLE, limits)
     chunks = [Chunk([7] * length, 0, pages_of(number, length)) for number, length in enumerate(lengths)]
     step = run_step(run, chunks, [])
-    held = run.memory.held()
+    held = run.memory.reserved_bytes()
     run.wall_s(step)
     return {"memory": memory_of(run, held)} | kernels_of(run, step)
 

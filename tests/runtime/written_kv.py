@@ -115,7 +115,7 @@ class Decode:
         self.receiver._staging._collect()
         return (
             not self.held
-            and self.receiver._host_memory.held()["arriving"] == 0
+            and self.receiver._host_memory.reserved_bytes()["arriving"] == 0
             and len(self.receiver._staging._gaps) == 1
         )
 

@@ -12,14 +12,24 @@ from typing import Any
 import numpy as np
 
 from runtime.kernels.cpu.loops import matmul, narrow, widen
-from runtime.kernels.cpu.numbers import bf16_to_fp32, exp, fp32_to_bf16, loop, part, view_bf16, view_fp32, view_integers
+from runtime.kernels.cpu.numbers import (
+    Address,
+    bf16_to_fp32,
+    exp,
+    fp32_to_bf16,
+    loop,
+    part,
+    view_bf16,
+    view_fp32,
+    view_integers,
+)
 
 __all__ = ["absorb_query", "attend", "rotate", "up_project_values"]
 
 
 @part(["void(u2[:, ::1], f4[::1], f4[::1])", "void(u2[::1, :], f4[::1], f4[::1])"])
 def _rotate_pairs(x_XI: Any, cos_X: Any, sin_X: Any) -> None:
-    """Rotate one token's pairs [pairs, 2] of one head, in either memory order."""
+    """Rotate one token's pairs [pairs, 2] of one head in place, in either memory order."""
     for p in range(len(x_XI)):
         real, imaginary = bf16_to_fp32(x_XI[p, 0]), bf16_to_fp32(x_XI[p, 1])
         x_XI[p, 0] = fp32_to_bf16(real * cos_X[p] - imaginary * sin_X[p])
@@ -28,19 +38,19 @@ def _rotate_pairs(x_XI: Any, cos_X: Any, sin_X: Any) -> None:
 
 @loop
 def rotate(
-    x: int,
+    x: Address,
     num_tokens: int,
     num_heads: int,
     token_stride: int,
     head_stride: int,
-    cos: int,
-    sin: int,
+    cos: Address,
+    sin: Address,
     pairs: int,
     neighbours: bool,
 ) -> None:
-    """Rotate pairs of each token and head in place: neighbours, or one number from each half.
+    """Rotate pairs of numbers of each token and head of `x` in place: neighbours, or one number from each half.
 
-    cos and sin are [tokens, pairs] in FP32.
+    cos and sin are [tokens, pairs] in FP32. Strides count numbers.
     """
     cos_TX, sin_TX = view_fp32(cos, (num_tokens, pairs)), view_fp32(sin, (num_tokens, pairs))
     for t in range(num_tokens):
@@ -54,9 +64,21 @@ def rotate(
 
 @loop
 def absorb_query(
-    q: int, up: int, y: int, num_requests: int, num_heads: int, nope: int, rope: int, value: int, latent: int
+    q: Address,
+    up: Address,
+    y: Address,
+    num_requests: int,
+    num_heads: int,
+    nope: int,
+    rope: int,
+    value: int,
+    latent: int,
 ) -> None:
-    """Write q [B, H, N + P] to y [B, H, L + P]: N mapped by the key half of the head's `up`, P as it is."""
+    """Map queries q [B, H, N + P] to y [B, H, L + P].
+
+    A head's first N numbers are mapped by the key half of its `up`; the last P stay as they are. The sizes are N
+    `nope`, P `rope`, U `value`, L `latent`.
+    """
     q_BHQ = view_bf16(q, (num_requests, num_heads, nope + rope))
     y_BHC = view_bf16(y, (num_requests, num_heads, latent + rope))
     up_HXL = view_bf16(up, (num_heads, nope + value, latent))
@@ -75,9 +97,12 @@ def absorb_query(
 
 @loop
 def up_project_values(
-    context: int, up: int, y: int, num_requests: int, num_heads: int, nope: int, value: int, latent: int
+    context: Address, up: Address, y: Address, num_requests: int, num_heads: int, nope: int, value: int, latent: int
 ) -> None:
-    """Write context [B, H, L] to y [B, H, U], mapped by the value half of each head's `up`."""
+    """Map contexts [B, H, L] to y [B, H, U] by the value half of each head's `up`.
+
+    The sizes are N `nope`, U `value`, L `latent`.
+    """
     context_BHL = view_bf16(context, (num_requests, num_heads, latent))
     y_BHU = view_bf16(y, (num_requests, num_heads, value))
     up_HXL = view_bf16(up, (num_heads, nope + value, latent))
@@ -110,9 +135,10 @@ def _softmax(scores_S: Any, length: int) -> None:
 
 @part("void(f4[:, ::1], i8, u2[:, ::1], i8, f4[:, ::1], f4[:, ::1])")
 def _add_page(weights_HS: Any, first: int, page_SC: Any, length: int, wide_SL: Any, sum_HL: Any) -> None:
-    """Add the weighted latents of the page's first `length` positions to the sums, four at a time.
+    """Add a page's latents, weighted, to the sums `sum_HL`, four positions at a time.
 
-    The positions' weights begin at `first`.
+    Only the page's first `length` positions count. Their weights are in `weights_HS` from position `first` on;
+    `wide_SL` is scratch memory.
     """
     page_size, latent = wide_SL.shape
     for s in range(page_size):
@@ -154,11 +180,11 @@ def _attend(q_HC: Any, pages_JSC: Any, table_J: Any, length: int, scale: float, 
 
 @loop
 def attend(
-    q: int,
-    pages: int,
-    tables: int,
-    lengths: int,
-    y: int,
+    q: Address,
+    pages: Address,
+    tables: Address,
+    lengths: Address,
+    y: Address,
     num_requests: int,
     num_heads: int,
     num_pages: int,
@@ -168,9 +194,10 @@ def attend(
     size: int,
     scale: float,
 ) -> None:
-    """Compute attention y [B, H, L] of q [B, H, C] to latents in pages [pages, page size, C].
+    """Compute attention y [B, H, L] of queries q [B, H, C] to the latents in `pages` [pages, page size, C].
 
-    tables [B, J] and lengths [B] hold 64-bit integers. The page size is a multiple of 4.
+    `tables` [B, J] has each request's pages, `lengths` [B] its number of latents, both as 64-bit integers. The page
+    size is a multiple of 4. The sizes are J `max_pages`, L `latent`, C `size`.
     """
     q_BHC, y_BHL = view_bf16(q, (num_requests, num_heads, size)), view_bf16(y, (num_requests, num_heads, latent))
     pages_JSC = view_bf16(pages, (num_pages, page_size, size))

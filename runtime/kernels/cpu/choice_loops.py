@@ -11,6 +11,7 @@ import numpy as np
 from runtime.kernels.cpu.numbers import (
     LAST_INDEX,
     NO_KEY,
+    Address,
     bf16_to_fp32,
     fp32_to_bf16,
     key,
@@ -37,16 +38,19 @@ def _pop_best(keys: Any) -> int:
 
 @loop
 def choose_experts(
-    scores: int,
+    scores: Address,
     num_tokens: int,
     num_experts: int,
     num_groups: int,
     num_best: int,
     topk_group: int,
     top_k: int,
-    experts: int,
+    experts: Address,
 ) -> None:
-    """Write each token's experts [T, K], chosen by scores [T, E]. Among equal scores the first expert is the best."""
+    """Write each token's `experts` [T, K], chosen by `scores` [T, E].
+
+    Among equal scores the first expert is the best.
+    """
     scores_TE, experts_TK = view_fp32(scores, (num_tokens, num_experts)), view_integers(experts, (num_tokens, top_k))
     size = num_experts // num_groups  # of a group
     keys_E, left_E = np.empty(num_experts, np.int64), np.empty(num_experts, np.int64)
@@ -68,8 +72,13 @@ def choose_experts(
 
 
 @loop
-def sort_by_slot(slots: int, counts: int, pair_of_row: int, row_of_pair: int, num_pairs: int, num_slots: int) -> None:
-    """Sort pairs by their `slots`. Write counts [slots], the pair in each row, and the row of each pair."""
+def sort_by_slot(
+    slots: Address, counts: Address, pair_of_row: Address, row_of_pair: Address, num_pairs: int, num_slots: int
+) -> None:
+    """Sort (token, choice) pairs by their `slots`, the slot of each pair.
+
+    Write the number of pairs of each slot, the pair in each row, and the row of each pair.
+    """
     slots_X = view_integers(slots, (num_pairs,))
     pair_of_row_X, row_of_pair_X = view_integers(pair_of_row, (num_pairs,)), view_integers(row_of_pair, (num_pairs,))
     counts_M, next_M = view_integers(counts, (num_slots,)), np.zeros(num_slots, np.int64)
@@ -86,9 +95,19 @@ def sort_by_slot(slots: int, counts: int, pair_of_row: int, row_of_pair: int, nu
 
 @loop
 def weighted_sum(
-    rows: int, size: int, num_rows: int, row_of_pair: int, weights: int, tokens: int, top_k: int, y: int
+    rows: Address,
+    size: int,
+    num_rows: int,
+    row_of_pair: Address,
+    weights: Address,
+    tokens: Address,
+    top_k: int,
+    y: Address,
 ) -> None:
-    """Compute y[t] = sum over k of weights[t, k] x rows[row_of_pair[t, k]], in the order of k; rows and y are BF16."""
+    """Write y[t] = sum over k of weights[t, k] x rows[row_of_pair[t, k]], added in the order of k.
+
+    `rows` and `y` are BF16.
+    """
     rows_RD, y_TD = view_bf16(rows, (num_rows, size)), view_bf16(y, (tokens, size))
     row_of_pair_TK, weights_TK = view_integers(row_of_pair, (tokens, top_k)), view_fp32(weights, (tokens, top_k))
     sum_D = np.empty(size, np.float32)

@@ -74,9 +74,10 @@ def gated_mlp(x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> 
 
 
 def experts_mlp(rows_RD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor) -> None:
-    """Replace each row with its expert's gated MLP. The rows lie slot after slot, `counts_M` of each.
+    """Replace each slot's rows with the results of its expert's gated MLP.
 
-    Gate and up are [M, 2 I, D] in one, down is [M, D, I].
+    The rows [R, D] lie slot after slot; slot i has `counts_M[i]` rows. Gate and up are one matrix, [M, 2 I, D]; down is
+    [M, D, I].
     """
     weights = _address(gate_up_MXD), _address(down_MDI)
     _loops().experts_mlp(
@@ -94,7 +95,10 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
-    """Rotate pairs in place: of tokens [T, P], or of their heads [T, H, P]. cos and sin are [T, P / 2]."""
+    """Rotate pairs of numbers in place. `x` has tokens [T, P] or their heads [T, H, P]; cos and sin are [T, P / 2].
+
+    The pairs are neighbours, or one number from each half.
+    """
     assert x.stride(-1) == 1
     num_heads, head_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
     angles = _address(cos_TX, torch.float32), _address(sin_TX, torch.float32), cos_TX.shape[1]
@@ -175,7 +179,10 @@ def choose_experts(scores_TE: Tensor, num_groups: int, num_best: int, topk_group
 
 
 def sort_by_slot(slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the number of pairs of each slot, the pair in each row (slot after slot), and the row of each pair."""
+    """Sort (token, choice) pairs by slot.
+
+    Return the number of pairs of each slot [M], the pair in each row [T x K], and the row of each pair [T x K].
+    """
     slots_TK, num_pairs = slots_TK.contiguous(), slots_TK.numel()
     counts_M, pair_of_row, row_of_pair = (
         torch.empty(size, dtype=torch.long) for size in (num_slots, num_pairs, num_pairs)

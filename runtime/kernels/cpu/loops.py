@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from runtime.kernels.cpu.numbers import bf16_to_fp32, exp, fp32_to_bf16, loop, part, view_bf16, view_fp32, view_integers
+from runtime.kernels.cpu.numbers import (
+    Address,
+    bf16_to_fp32,
+    exp,
+    fp32_to_bf16,
+    loop,
+    part,
+    view_bf16,
+    view_fp32,
+    view_integers,
+)
 
 __all__ = ["experts_mlp", "gated_mlp", "linear", "matmul", "narrow", "rms_norm", "widen"]
 
@@ -87,8 +97,11 @@ def matmul(x_RD: Any, w_OD: Any, y_RO: Any) -> None:
 
 
 @loop
-def linear(x: int, num_rows: int, size: int, w: int, num_sums: int, y: int, is_y_wide: bool) -> None:
-    """Compute y = x w^T. x [rows, size], w [sums, size], y [rows, sums] in BF16 or FP32."""
+def linear(x: Address, num_rows: int, size: int, w: Address, num_sums: int, y: Address, is_y_wide: bool) -> None:
+    """Compute y = x w^T for x [rows, size] and w [sums, size].
+
+    y is [rows, sums], in FP32 if `is_y_wide`, else in BF16.
+    """
     x_RD, w_OD = view_bf16(x, (num_rows, size)), view_bf16(w, (num_sums, size))
     wide_RD = np.empty((num_rows, size), np.float32)
     widen(x_RD, wide_RD)
@@ -117,18 +130,26 @@ def _gated_mlp(x_RD: Any, gate_ID: Any, up_ID: Any, down_DI: Any, y_RD: Any) -> 
 
 
 @loop
-def gated_mlp(x: int, num_rows: int, size: int, gate: int, up: int, down: int, width: int, y: int) -> None:
-    """Compute the gated MLP: x and y [rows, size], gate and up [width, size], down [size, width]."""
+def gated_mlp(
+    x: Address, num_rows: int, size: int, gate: Address, up: Address, down: Address, width: int, y: Address
+) -> None:
+    """Compute y = down(silu(gate x) * up x).
+
+    x and y are [rows, size], gate and up [width, size], down [size, width].
+    """
     gate_ID, up_ID = view_bf16(gate, (width, size)), view_bf16(up, (width, size))
     down_DI = view_bf16(down, (size, width))
     _gated_mlp(view_bf16(x, (num_rows, size)), gate_ID, up_ID, down_DI, view_bf16(y, (num_rows, size)))
 
 
 @loop
-def experts_mlp(rows: int, size: int, counts: int, num_slots: int, gate_up: int, down: int, width: int) -> None:
-    """Replace rows [rows, size] with the results of their slots' experts. Rows lie slot after slot, `counts` of each.
+def experts_mlp(
+    rows: Address, size: int, counts: Address, num_slots: int, gate_up: Address, down: Address, width: int
+) -> None:
+    """Replace each slot's rows with the results of its expert's gated MLP.
 
-    gate_up [slots, 2 width, size], down [slots, size, width].
+    `rows` [rows, size] lie slot after slot; `counts` has each slot's number of rows. `gate_up` is [slots, 2 width,
+    size], `down` [slots, size, width].
     """
     counts_M = view_integers(counts, (num_slots,))
     rows_RD = view_bf16(rows, (counts_M.sum(), size))
@@ -142,8 +163,11 @@ def experts_mlp(rows: int, size: int, counts: int, num_slots: int, gate_up: int,
 
 
 @loop
-def rms_norm(x: int, stride: int, num_rows: int, size: int, weight: int, eps: float, y: int) -> None:
-    """Normalise x, whose rows are `stride` numbers apart, into y [rows, size]."""
+def rms_norm(x: Address, stride: int, num_rows: int, size: int, weight: Address, eps: float, y: Address) -> None:
+    """Write the RMS norm of each row of x, scaled by `weight` [size], to y [rows, size].
+
+    The rows of x are `stride` numbers apart.
+    """
     x_RX, weight_D, y_RD = view_bf16(x, (num_rows, stride)), view_bf16(weight, (size,)), view_bf16(y, (num_rows, size))
     for r in range(num_rows):
         squares = np.float32(0)

@@ -26,6 +26,7 @@ from numba.extending import intrinsic
 __all__ = [
     "LAST_INDEX",
     "NO_KEY",
+    "Address",
     "bf16_to_fp32",
     "exp",
     "fp32_to_bf16",
@@ -37,6 +38,8 @@ __all__ = [
     "view_fp32",
     "view_integers",
 ]
+
+Address = int  # of a tensor's first number; the caller makes sure of its type, order and size
 
 SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # otherwise a sum would add one number at a time
 OPTIONS: dict[str, Any] = {"fastmath": SUMS_IN_ANY_ORDER, "error_model": "numpy"}
@@ -55,7 +58,7 @@ MIN_LOG, LARGEST_LOG = np.float32(-87.3), np.float32(88.3)  # of FP32's normal n
 
 @intrinsic  # type: ignore[untyped-decorator]
 def bf16_to_fp32(typing: Any, bits: Any) -> Any:
-    """Return FP32 from the bits of a BF16."""
+    """Return the value of a BF16 as an FP32. `bits` are the BF16's 16 bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bits_32 = builder.zext(arguments[0], ir.IntType(32))
@@ -66,7 +69,7 @@ def bf16_to_fp32(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def fp32_to_bf16(typing: Any, value: Any) -> Any:
-    """Return the bits of the BF16 nearest to an FP32.
+    """Return the 16 bits of the BF16 nearest to the FP32 `value`.
 
     Rounding adds half of the last place, less one bit if a tie must go to the even number below.
     """
@@ -83,7 +86,7 @@ def fp32_to_bf16(typing: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _power_of_two(typing: Any, exponent: Any) -> Any:
-    """Return 2^exponent, by the bits of an FP32."""
+    """Return 2^exponent as an FP32, made from its bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         biased = builder.add(arguments[0], ir.Constant(ir.IntType(32), 127))
@@ -149,30 +152,33 @@ def exp(x: Any) -> Any:
 
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
-def view_bf16(address: int, shape: Any) -> Any:
+def view_bf16(address: Address, shape: Any) -> Any:
     """View the BF16 numbers at `address` as uint16 of `shape`. Nothing is copied."""
     return numba.carray(_pointer(address), shape, np.uint16)
 
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
-def view_fp32(address: int, shape: Any) -> Any:
+def view_fp32(address: Address, shape: Any) -> Any:
     """View the FP32 numbers at `address` as an array of `shape`. Nothing is copied."""
     return numba.carray(_pointer(address), shape, np.float32)
 
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
-def view_integers(address: int, shape: Any) -> Any:
+def view_integers(address: Address, shape: Any) -> Any:
     """View the 64-bit integers at `address` as an array of `shape`. Nothing is copied."""
     return numba.carray(_pointer(address), shape, np.int64)
 
 
 def loop(function: Any) -> Any:
-    """Return `function`, compiled for its annotated parameters: int (also for an address), float or bool."""
+    """Return `function`, compiled for its annotated parameters: Address, int, float or bool."""
     return _compile(function, "void({})".format(", ".join(TYPES[kind] for kind in _kinds(function))))
 
 
 def part(signature: str | list[str]) -> Any:
-    """Return a decorator that compiles a function of arrays, for each signature, for loops of its module to call."""
+    """Return a decorator that compiles a function of arrays, once for each signature.
+
+    The loops of the same module call such functions.
+    """
     return lambda function: _compile(function, signature)
 
 

@@ -6,7 +6,7 @@ sizes; tensors are BF16. Each row is computed alone, so its result does not depe
 
 import numpy as np
 
-from runtime.kernels.cpu.numbers import bf16_to_fp32, exp, fp32_to_bf16, larger, loop, view_bf16
+from runtime.kernels.cpu.numbers import Address, bf16_to_fp32, exp, fp32_to_bf16, larger, loop, view_bf16
 
 __all__ = ["causal_softmax", "silu_product"]
 
@@ -14,12 +14,10 @@ ONE = np.float32(1)
 
 
 @loop
-def causal_softmax(scores: int, num_heads: int, num_queries: int, num_keys: int) -> None:
-    """Replace the scores `[H, T, S]` at this address with their softmax.
+def causal_softmax(scores: Address, num_heads: int, num_queries: int, num_keys: int) -> None:
+    """Replace the scores [H, T, S] with their softmax.
 
-    The last query sees all keys, each earlier query one key less.
-
-    Keys that a query does not see get 0.
+    The last query sees all keys, and each earlier query one key less. Keys that a query does not see get 0.
     """
     scores_HTS = view_bf16(scores, (num_heads, num_queries, num_keys))
     exps_S = np.empty(num_keys, np.float32)
@@ -38,8 +36,13 @@ def causal_softmax(scores: int, num_heads: int, num_queries: int, num_keys: int)
 
 
 @loop
-def silu_product(gate: int, gate_stride: int, up: int, up_stride: int, y: int, num_rows: int, size: int) -> None:
-    """Compute y = silu(gate) * up, [rows, size] each; rows of gate and up are `..._stride` numbers apart."""
+def silu_product(
+    gate: Address, gate_stride: int, up: Address, up_stride: int, y: Address, num_rows: int, size: int
+) -> None:
+    """Compute y = silu(gate) * up, each [rows, size].
+
+    Rows of gate and up are `gate_stride` and `up_stride` numbers apart.
+    """
     y_RI = view_bf16(y, (num_rows, size))
     for r in range(num_rows):
         gate_I = view_bf16(gate + 2 * r * gate_stride, (size,))  # 2 bytes each

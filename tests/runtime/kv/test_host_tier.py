@@ -119,7 +119,7 @@ class TierAgainstReference(RuleBasedStateMachine):
 
     @invariant()
     def nobody_has_more_than_the_ledger_says(self):
-        held, requests = self.memory.held(), Counter()
+        held, requests = self.memory.reserved_bytes(), Counter()
         for holder, latents in self.held:
             requests[holder] += latents.nbytes
         assert sum(held.values()) <= MAX_BYTES
@@ -137,7 +137,7 @@ class TierAgainstReference(RuleBasedStateMachine):
         self.tier.fence_saves()
         self.held.clear()
         assert self.memory.take("arriving", MAX_BYTES)
-        assert self.memory.held() == {"arriving": MAX_BYTES, "swapped": 0, "blocks": 0}
+        assert self.memory.reserved_bytes() == {"arriving": MAX_BYTES, "swapped": 0, "blocks": 0}
 
 
 TestTierAgainstReference = TierAgainstReference.TestCase
@@ -168,7 +168,7 @@ def test_lent_memory_is_nobody_elses_until_it_is_dropped():
     refused = tier.lend_blank()
     del given_up
     tier.fence_saves()
-    after = memory.held()["blocks"]
+    after = memory.reserved_bytes()["blocks"]
     filled = tier.lend_blank()
     filled.copy_(block(NAMES[1]))
     tier.add(NAMES[1], filled, b"tenant")
@@ -180,7 +180,7 @@ def test_lent_memory_is_nobody_elses_until_it_is_dropped():
     assert (refused, after, refused_too) == (None, 0, None)
     assert torch.equal(written, block(NAMES[1]))
     assert tier.lend(NAMES[2]) is None
-    assert memory.held()["blocks"] == BLOCK_BYTES
+    assert memory.reserved_bytes()["blocks"] == BLOCK_BYTES
 
 
 def test_a_block_that_is_being_copied_is_nobody_elses():

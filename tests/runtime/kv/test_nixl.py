@@ -149,7 +149,7 @@ def test_a_place_stays_with_its_sender_until_that_ends(agents, ended):
         await agents[1].write(as_bytes(latents), peer, proceed.address, lambda: False)
         for other in others:
             pair.decode.assert_taken(other)
-        assert pair.decode.receiver._host_memory.held()["arriving"] == late.num_bytes
+        assert pair.decode.receiver._host_memory.reserved_bytes()["arriving"] == late.num_bytes
         writer.close()
         await pair.emptied()
 

@@ -278,7 +278,7 @@ def test_a_request_aborted_while_memory_is_pinned_for_it_leaves_no_room_taken(la
     pair = with_pair(launches["fp32"], use)
 
     assert pair.taken == []
-    assert pair.receiver._host_memory.held()["arriving"] == 0
+    assert pair.receiver._host_memory.reserved_bytes()["arriving"] == 0
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -66,7 +66,7 @@ def test_what_went_through_host_memory_is_what_would_be_computed(engine, plans, 
     limits = through_host_memory(engine)
     rank = Recorded(engine, kind, limits)
     converse(rank, plans)
-    held = [scheduler.cache.memory.held() for scheduler in rank.schedulers]
+    held = [scheduler.cache.memory.reserved_bytes() for scheduler in rank.schedulers]
 
     assert differences(rank, computed) == set()
     assert rank.schedulers[0].hit_tokens["host"] > rank.schedulers[0].hit_tokens["device"] / 4

@@ -225,7 +225,7 @@ def test_requests_that_share_blocks_end_with_their_own_latents(small_config, wis
     link.begun.clear()  # which hold what they copied, as the aborted hold what they had
     for each in requests:
         each.latents = None
-    assert rank.cache.memory.held()["swapped"] == 0
+    assert rank.cache.memory.reserved_bytes()["swapped"] == 0
 
 
 def play(rank, requests, gaps, aborted, step):
@@ -309,12 +309,12 @@ def test_a_preempted_request_takes_the_room_of_blocks_or_is_given_up(small_confi
         rank.step()
     for _ in range(2):
         rank.scheduler.rest()
-    before = memory.held()
+    before = memory.reserved_bytes()
     rank.scheduler.add(request(1, 2 * PAGE_TOKENS - 1, 30, False, small_config))
     rank.scheduler.add(request(2, prompt_tokens, 30, False, small_config))
     while not rank.scheduler.num_preemptions:
         rank.step()
-    after = memory.held()
+    after = memory.reserved_bytes()
     while rank.scheduler.has_work():
         rank.step()
 
