@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class ChildDied(RuntimeFailure):
     """A child process ended before it was asked to.
 
-    `is_echo`: it ended only because it lost a peer, so another child's death is the cause.
+    `is_echo` says that the child ended only because it lost a peer, so that another child's death is the cause.
     """
 
     def __init__(self, sentence: str, is_echo: bool) -> None:

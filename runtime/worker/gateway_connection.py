@@ -53,7 +53,10 @@ RETRY_OTHER_S = 5.0  # assumed: soon enough in an upgrade, and not many lines in
 
 @dataclass(frozen=True)
 class GatewayAddress:
-    """The address of gateways: their hosts, separated by commas, their port, and the identity to be proven, if any."""
+    """The address of the gateways: their hosts, separated by commas, their port, and the identity that they must prove.
+
+    The identity is None without TLS.
+    """
 
     host: str
     port: int

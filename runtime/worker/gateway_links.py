@@ -49,7 +49,10 @@ Start = Callable[[Callable[[], Coroutine[Any, Any, None]]], asyncio.Task[None]]
 
 
 class GatewayLinks:
-    """All connections to gateways. Used from one event loop. `start` runs a task, and ends the rank if it fails."""
+    """All connections to gateways. Used from one event loop.
+
+    `start` starts a task whose failure ends the rank.
+    """
 
     def __init__(
         self, gateway: GatewayAddress, hello: Hello, receive: Callable[[FromGateway], None], start: Start
@@ -108,9 +111,9 @@ class GatewayLinks:
             link.send(message)
 
     def say(self, message: PrefixHit | Token | Embedding | Failed) -> None:
-        """Send a message about a request to its gateway.
+        """Send a message about a request to the request's gateway.
 
-        If the gateway is not connected, and the request goes on, abort it here.
+        If that gateway is not connected, and the message is a token but not the last, abort the request on this rank.
         """
         gateway = gateway_name(message.request_id)
         for link in self._links.values():

@@ -51,7 +51,7 @@ Inbox = queue.SimpleQueue[Any]  # messages for the phase, or the exception that 
 
 
 class Calls:
-    """Takes calls from any thread to an event loop, which makes them in the same order."""
+    """Passes function calls from any thread to an event loop, which makes them in the order in which they came."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -123,7 +123,7 @@ class Network:
         self._soon(self._say_state, state)
 
     def say_hello_again(self, loaded: Hello) -> None:
-        """Tell the gateways, those of now and of later, what this rank has loaded."""
+        """Tell all gateways, also those that connect later, what this rank has loaded."""
         self._soon(self._links.say_hello_again, loaded)
 
     def repeat_state(self) -> None:
@@ -175,7 +175,7 @@ class Network:
         self._links.say_state(State("joining" if state == "ready" and self.refusal is not None else state))
 
     def _refuse(self, reason: str) -> None:
-        """Stop being ready, and log why: this process cannot change what it has loaded."""
+        """Report that this rank is not ready, and log why: the process cannot change the weights that it has loaded."""
         if self.refusal is None:
             self.refusal = reason
             print(f"tidemill: this rank gets no requests: {reason}", file=sys.stderr, flush=True)
@@ -183,9 +183,10 @@ class Network:
             self._start(self._await_other_gateways)
 
     async def _await_other_gateways(self) -> None:
-        """Be ready again once all gateways are new and none refuses this rank: then another deployment begins.
+        """Report this rank as ready again once only other gateways are connected and none refuses it.
 
-        The wait lets a new gateway hear of the serving ranks before it hears of this one.
+        Then another deployment has begun. The wait lets a new gateway hear of the serving ranks before it hears of this
+        one.
         """
         num_looks = 0
         while num_looks < ADMITTED_LOOKS:
@@ -195,7 +196,10 @@ class Network:
         self._say_state(self._state)
 
     def _transfer_failed(self, request_id: str, reason: str) -> None:
-        """Report to the gateway that a request's transfer failed, so that other ranks continue it, and drop it here."""
+        """Report to the gateway that a request's transfer failed, so that other ranks continue the request.
+
+        Abort it here.
+        """
         self._links.say(Failed(request_id, reason, may_retry=True))
         self._inbox.put(Abort(request_id))
 

@@ -29,7 +29,10 @@ class NextEpoch:
         self._content = b""  # as last proposed or refused
 
     def look(self) -> None:
-        """Propose the document if it has changed. One that the unit cannot follow now is refused once, and logged."""
+        """Propose the document if it has changed.
+
+        A document that the unit cannot follow now is refused and logged once.
+        """
         try:
             content = self._file.read_bytes()
         except OSError:
@@ -48,7 +51,7 @@ class NextEpoch:
 
 
 def epoch_page(launch: UnitLaunch, switch: Switch) -> bytes:
-    """Return the page about the epoch that the unit is in."""
+    """Return the JSON about the epoch that the unit is in: its number, digest, places and map."""
     standing = switch.standing
     return msgspec.json.encode(
         {

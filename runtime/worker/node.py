@@ -26,9 +26,9 @@ def run_node(
 ) -> None:
     """Run this node's ranks until one ends. `addresses` are the flags that each rank gets.
 
-    On SIGTERM the ranks answer their requests, for `drain_s` at most, then node and ranks end. The handler is installed
-    even without a drain, because the kernel ignores signals to a pod's first process that has none. Raises
-    RuntimeFailure if a rank fails.
+    On SIGTERM the ranks answer their requests, for `drain_s` seconds at most, then node and ranks end. The handler is
+    installed even without a drain, because the kernel does not deliver a signal to a pod's first process that has no
+    handler for it. Raises RuntimeFailure if a rank fails.
     """
     signal.signal(signal.SIGTERM, end_at_once)
     _require_a_place(launch, node)

@@ -101,9 +101,9 @@ class Roll:
                 self._send_answers()
 
     def _refusal(self, claim: Claim, writer: asyncio.StreamWriter) -> FromLeader | None:
-        """Return the answer to a claim that is not accepted: Wait, or Rejected if the unit can have no such node.
+        """Return the answer to a claim that is refused: Wait, or Rejected if no such node can ever be in the unit.
 
-        Else None.
+        Return None for a claim to accept.
         """
         launch = self._launch
         if not self.is_leaders:

@@ -58,7 +58,10 @@ class Pulse:
                 each.tell()
 
     def is_moving(self) -> bool:
-        """Return whether the rank has started, and whether its step loop turned a moment ago if it has begun."""
+        """Return whether the rank moves: its step loop turned a moment ago.
+
+        Before the loop begins, return whether the rank has started, which is when its weights are loaded.
+        """
         if self._last_turn is None:
             return self._has_weights
         return self._now() - self._last_turn < MOMENT_S

@@ -66,7 +66,10 @@ class Transfers:
         start: Start,
         failed: Callable[[str, str], None],
     ) -> None:
-        """Begin without transfers. `failed(request_id, reason)` is called on the network's thread when one fails."""
+        """Begin without transfers.
+
+        `failed(request_id, reason)` is called on the network's thread when a transfer fails.
+        """
         self._sender, self._soon, self._start, self._failed = sender, soon, start, failed
         self._tasks: dict[str, asyncio.Task[None]] = {}  # request id -> its task
         self._under_way: set[str] = set()  # ids of requests, from the step loop's first call on

@@ -83,9 +83,9 @@ LONG_IDLE_TURNS = 250  # five seconds of idle turns
 class Addresses:
     """This rank's node and address, and the hosts that it calls: the unit's `leader` and the `gateway`.
 
-    `tls` is the folder of the certificate that the rank shows to the gateway. In the folder `control`, if it is given,
-    the unit's first rank takes documents of epochs, and all ranks find the epoch that the unit was in last. The first
-    rank takes them from the file `next_epoch` too, if it is given.
+    `tls` is the folder of the certificate that the rank shows to the gateway. Through the folder `control`, if given, a
+    user of this machine hands epochs' documents to the unit's first rank, and all ranks find the epoch that the unit
+    was in last. The first rank also reads such documents from the file `next_epoch`, if given.
     """
 
     node: str
@@ -278,7 +278,7 @@ def agree_on_weights(group: Group, own: ReadWeights) -> str:
 
 
 def require_same_epoch(group: Group, standing: Standing) -> None:
-    """Raises RuntimeFailure if a rank of this unit begins in another epoch than this one."""
+    """Raises RuntimeFailure if a rank of this unit begins in another epoch than this rank."""
     digests = [each.decode() for each in group.gather(standing.digest.encode())]
     if other := next((digest for digest in digests if digest != standing.digest), None):
         raise RuntimeFailure(
@@ -337,7 +337,10 @@ def _receiver(
 
 
 def _deliver(message: object, phase: PhaseRunner[Any]) -> None:
-    """Pass a message of the inbox to the phase. Raises it if it is the error that ended the network thread."""
+    """Pass a message from the inbox to the phase.
+
+    If the message is the error that ended the network thread, raise it.
+    """
     if isinstance(message, BaseException):
         raise message
     phase.receive(message)
