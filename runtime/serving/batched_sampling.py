@@ -75,8 +75,8 @@ _Group: TypeAlias = tuple[_Rule, list[int]]  # a rule, and the numbers of `ROWS`
 def draw(logits_BV: Tensor, draws: Mapping[int, PendingDraw], link: HostLink) -> dict[int, DrawnToken | Tensor]:
     """Return row -> drawn token for each row in `draws`, or the row's logits if only `sampling.py` can draw its token.
 
-    There are at most three copies to the host: the tokens drawn at first, those that needed all of V sorted, and
-    logits.
+    At most three copies are made to the host: the tokens drawn first, those that needed the whole vocabulary sorted,
+    and logits.
     """
     rules = {
         number: _choose_rule(pending.sampling, logits_BV.shape[1])
@@ -233,7 +233,7 @@ def _scores(logits: Tensor, settings: _Settings) -> Tensor:
 
 
 def _logprobs(logits_RV: Tensor, tokens_R: Tensor, num_best: int) -> list[Tensor]:
-    """Return three groups of columns: the chosen tokens' logprobs, the best tokens' logprobs, the best tokens' ids."""
+    """Return the chosen tokens' logprobs [R, 1], the best tokens' logprobs and their ids, both [R, `num_best`]."""
     best = logits_RV.topk(min(num_best, logits_RV.shape[1]))
     total_R1 = logits_RV.double().logsumexp(-1, keepdim=True)
     chosen_R1 = logits_RV.gather(-1, tokens_R[:, None])

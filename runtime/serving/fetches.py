@@ -56,7 +56,7 @@ class SlowTier(Protocol):
         """The number of blocks that the tier has room for."""
 
     def begin_load(self, hashes: Sequence[bytes], tenant: bytes, deadline_s: float) -> Loading:
-        """Begin to load these blocks to host memory, up to the first that is missing."""
+        """Begin to load these blocks to host memory for at most `deadline_s` seconds, up to the first one missing."""
 
     def offer(self, block_hash: bytes, latents: Tensor, tenant: bytes) -> None:
         """Store a block if there is room and it is new. `latents` must not change while anything refers to them."""
@@ -66,7 +66,7 @@ class SlowTier(Protocol):
 class _Fetch:
     """A loading of a tenant's blocks, and the prompts that wait for it.
 
-    Those are the first prompt, and others that need the same blocks.
+    They are the prompt that began the loading, and others that need the same blocks.
     """
 
     requests: list[Request]
@@ -148,13 +148,13 @@ class Fetches:
             self._due.popitem(last=False)
 
     def offer_saved(self, hashes: Sequence[bytes]) -> None:
-        """Offer those of `hashes` that are due to the slow tier, now that host memory has their blocks."""
+        """Offer the due blocks among `hashes` to the slow tier. Host memory has just received these blocks."""
         for block_hash in hashes:
             if block_hash in self._due:
                 self._offer(block_hash)
 
     def _offer(self, block_hash: bytes) -> None:
-        """Offer a block that is due to the slow tier, if host memory has it. The block is not due any more then."""
+        """Offer a due block to the slow tier, if host memory has it. After the offer the block is no longer due."""
         latents = self._host.lend(block_hash)
         if latents is not None:
             self._slow.offer(block_hash, latents, self._due.pop(block_hash))

@@ -64,14 +64,16 @@ class Constraint:
 
 @dataclass(eq=False)
 class Request:
-    """A request on this rank. `latents` is `[num_layers, num_cached - num_kept, latent_dim]`.
+    """A request on this rank: its tokens, and the place of their latents.
 
-    `num_generated_to_prefill`: how many generated tokens are computed as a part of the prompt. `transfer` takes its
-    latents from a prefill rank to a decode rank. A request that `embeds` ends with its prompt, without a token. If it
-    `can_start_over`, this rank can compute its prompt again. `block_root`, which depends on its `cache_salt`, begins
-    its chain of block hashes; without a root it shares no blocks. If it `shares_answer`, blocks of its answer are
-    shared too. `num_found` counts the tokens whose latents were in memory at the last look-up, `num_hits` those whose
-    latents it found instead of computing them.
+    The first `num_cached` tokens have latents: in the pages of `table`, or in `latents` `[num_layers, num_cached -
+    num_kept, latent_dim]` in host memory. `num_generated_to_prefill` generated tokens are computed as a part of the
+    prompt. `transfer` takes the latents from a prefill rank to a decode rank. A request that `embeds` ends with its
+    prompt, without a token. If it `can_start_over`, this rank can compute its prompt again.
+
+    `block_root`, which depends on `cache_salt`, begins the request's chain of block hashes; without a root the request
+    shares no blocks. If it `shares_answer`, blocks of its answer are shared too. `num_found` counts the tokens whose
+    latents were in memory at the last look-up, and `num_hits` the tokens whose latents were found instead of computed.
     """
 
     id: str

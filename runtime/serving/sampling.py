@@ -147,7 +147,7 @@ def _keep_top_k(scores_V: Tensor, top_k: int) -> Tensor:
 
 
 def _keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
-    """Return the probabilities of the fewest most likely tokens that add up to `top_p`; 0 for all others.
+    """Return the probabilities of the fewest most likely tokens that add up to at least `top_p`; 0 for all others.
 
     First only the best `NUM_BEST` are sorted: a sort of 129,280 takes longer than the rest of the draw. Both sorts add
     up the same numbers in the same order, so they keep the same tokens. All are sorted only if `NUM_BEST` are too few,

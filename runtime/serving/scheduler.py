@@ -268,9 +268,9 @@ class Scheduler:
         return range(request.num_kept // PAGE_TOKENS, request.num_cached // PAGE_TOKENS)
 
     def _shared_pages(self, request: Request) -> PageTable:
-        """Return the pages of a waiting request's first blocks.
+        """Return the pages of a waiting request's first blocks, as far as the cache has them.
 
-        If blocks that it counted on are gone, it starts over.
+        If blocks that the request counted on are gone, the request starts over.
         """
         if request.table:
             return []
@@ -283,7 +283,10 @@ class Scheduler:
         return self.cache.find(request.next_block_hashes)
 
     def _load(self, request: Request, num_shared: int) -> None:
-        """Begin to load a prompt's blocks after `num_shared` from host memory, unless another prompt loads them."""
+        """Begin to load a prompt's blocks after the first `num_shared`, unless another prompt loads them.
+
+        The blocks come from host memory.
+        """
         if not request.starts_over and not request.loading:
             self.queried_tokens["device"] += request.num_to_prefill
             if self.cache.host is not None:
@@ -338,9 +341,9 @@ class Scheduler:
         return chunks
 
     def _reuse(self, request: Request) -> None:
-        """Skip the prompt's blocks that other requests have computed.
+        """Skip those of the prompt's next blocks that other requests have computed.
 
-        If the request is handed over, send their latents.
+        If the request will be handed over to a decode rank, send the blocks' latents there.
         """
         found = self.cache.find(request.next_block_hashes)
         if not found:
@@ -378,7 +381,10 @@ class Scheduler:
 
 
 def _num_blocks_to_copy(num_tokens: int) -> int:
-    """Return how many blocks to copy to host memory in a step that prefills `num_tokens`: one more than they fill."""
+    """Return how many blocks to copy to host memory in a step that prefills `num_tokens`.
+
+    It is one block more than these tokens fill.
+    """
     return num_tokens // PAGE_TOKENS + 1
 
 
