@@ -35,8 +35,8 @@ class BlockIdentity(msgspec.Struct, frozen=True):
     """What a block's latents depend on besides its tokens.
 
     `weights` is the digest of the weights that a unit's ranks have read. `kernels` names the kernels that determine the
-    last bits of a latent; None in a unit that is not deterministic. Such a unit also shares blocks of answers, whose
-    latents differ from prefill's in the last bits.
+    last bits of a latent; None in a unit that is not deterministic. A unit that is not deterministic also shares blocks
+    of answers, although their latents differ from prefill's in the last bits.
     """
 
     format: int

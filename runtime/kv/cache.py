@@ -74,16 +74,13 @@ class LatentCache:
         return number if self.host is None else number + self.host.num_found(hashes[number:])
 
     def can_allocate(self, table: PageTable, num_tokens: int, shared: PageTable | None = None) -> bool:
-        """Return whether there are pages for `table` to grow to `num_tokens`.
-
-        The first of the new pages are `shared`.
-        """
+        """Return whether there are enough pages for `table` to grow to `num_tokens`, first by the pages `shared`."""
         shared = shared or []
         num_new = num_pages(num_tokens) - len(table) - len(shared)
         return num_new <= self._owners.num_free - self._owners.num_idle(shared)
 
     def allocate(self, table: PageTable, num_tokens: int, shared: PageTable | None = None) -> None:
-        """Let `table` grow to `num_tokens`: first by the pages `shared`, which have their latents, then by others."""
+        """Let `table` grow to `num_tokens`: first by the pages `shared`, which hold latents already, then by others."""
         for page in shared or []:
             self._owners.hold(page)
             table.append(page)
@@ -125,8 +122,8 @@ class LatentCache:
     def swap_in(self, table: PageTable, latents: Tensor, start: int = 0) -> PendingCopy | None:
         """Begin to copy latents `[num_layers, T, C]` from host memory to a request's pages, from position `start` on.
 
-        Return the pending copy, or None if it is done already. Until it has arrived, nobody may use or free these
-        pages.
+        Return the pending copy, or None if the copy is done already. Until the copy has arrived, nobody may use or free
+        these pages.
         """
         rows = self._rows(table, start, start + latents.shape[1])  # made first: later it would wait for the copies
 
@@ -183,7 +180,7 @@ class LatentCache:
     def join_outside(self, first: Tensor, rest: Tensor) -> Tensor | None:
         """Join latents in host memory, `first` and `rest` (the tokens after them), to one tensor `[num_layers, T, C]`.
 
-        Return None if host memory has no room for it.
+        Return None if host memory has no room for the tensor.
         """
         if not self.memory.take("swapped", first.nbytes + rest.nbytes):
             return None

@@ -28,9 +28,10 @@ __all__ = ["HeldPrefix", "HeldPrefixes", "PrefixHolder"]
 class HeldPrefix:
     """The first blocks of one offered request, as far as this decode rank has and holds them.
 
-    `root` begins the chain of block hashes, and `hashes` are those offered. Without a root the request shares nothing.
-    The first `num_tokens` tokens are in the pages of `table` or, if these were needed, in `latents`
-    `[num_layers, num_tokens, latent_dim]`. If they are in neither, host memory was full, and they are lost.
+    `hashes` are the hashes of the offered blocks, and `root` begins their chain. Without a root the request shares
+    nothing. The latents of the first `num_tokens` tokens are in the pages of `table` or, if other requests needed these
+    pages, in `latents` `[num_layers, num_tokens, latent_dim]`. If they are in neither, host memory was full, and they
+    are lost.
     """
 
     root: bytes | None = None
@@ -41,7 +42,7 @@ class HeldPrefix:
 
     @property
     def is_lost(self) -> bool:
-        """True if the latents that were promised to the sender are gone."""
+        """True if the latents that the sender was told to leave out are gone."""
         return bool(self.num_tokens) and not self.table and self.latents is None
 
 

@@ -85,10 +85,10 @@ class NixlAgent:
             self._agent.invalidateRemoteMD(peer)
 
     async def write(self, part: memoryview, peer: str, address: int, is_gone: Callable[[], bool]) -> None:
-        """Write bytes to an address in a peer's memory. Returns when they are there.
+        """Write bytes to an address in a peer's memory. Returns when the bytes are there.
 
-        Raises WireError if they cannot be written, or once `is_gone` says that the peer left. In both cases the
-        write has ended.
+        Raises WireError if they cannot be written, or once `is_gone` says that the peer left. In both cases the write
+        has ended.
         """
         here = ctypes.addressof(ctypes.c_char.from_buffer(part))
         try:

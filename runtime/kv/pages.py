@@ -76,7 +76,8 @@ class Pages:
     def take(self) -> int:
         """Return a blank page, and give it one holder.
 
-        If no page is blank, blank the idle page to give up next. At least one page must be blank or idle.
+        If no page is blank, first blank the idle page that is next to be given up. At least one page must be blank or
+        idle.
         """
         if not self._blank:
             self.forget_oldest()
@@ -116,7 +117,7 @@ class Pages:
             self._idle.own(page, tenant)
 
     def forget_oldest(self) -> int | None:
-        """Blank the idle page to give up next, and return it; None if no page is idle."""
+        """Blank the idle page that is next to be given up, and return it; None if no page is idle."""
         page = self._idle.oldest()
         if page is not None:
             self._idle.forget(page)
@@ -128,7 +129,7 @@ class Pages:
     def take_due(self) -> tuple[int, bytes, int] | None:
         """Return (page, hash, tenant) of the page that has waited longest for a copy to the next tier.
 
-        None if no page waits. The page is due no longer.
+        The page then waits no longer. Return None if no page waits.
         """
         page = self._due.first()
         if page is None:

@@ -219,7 +219,7 @@ class KvReceiver:
     async def _room(self, offer: Offer, start: int) -> Tensor:
         """Return host memory for an offer's latents from token `start` on.
 
-        It counts in the ledger until nothing refers to it. Raises _Refusal if there is no room.
+        The memory counts in the ledger until nothing refers to it. Raises _Refusal if there is no room.
         """
         num_layers, num_tokens, latent_dim = offer.shape
         shape = [num_layers, num_tokens - start, latent_dim]
@@ -261,7 +261,7 @@ def check_layout(layout: KvLayout, token_shape: tuple[int, int]) -> None:
 
 
 def _check_offer(offer: Offer, launch: UnitLaunch, token_shape: tuple[int, int]) -> None:
-    """Raises _Refusal for an offer that does not fit. Only a sender that knows the KV digest learns more than that."""
+    """Raises _Refusal for an offer that does not fit. Only a sender that knows the KV digest learns why."""
     if offer.kv_digest != launch.kv_digest:
         raise _Refusal("its KV is of another plan than this unit's, or of other weights than this unit loaded")
     num_layers, latent_dim = token_shape

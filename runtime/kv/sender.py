@@ -54,7 +54,8 @@ class TransferCounters(Protocol):
     def kv_sent(self, num_bytes: "SentBytes", seconds: float, seconds_after_prompt: float) -> None:
         """Count one request that a decode rank has accepted.
 
-        `seconds` count from its first layer's latents, `seconds_after_prompt` from the end of its prompt's computation.
+        Both times end with the acceptance: `seconds` begins with the latents of the first layer, `seconds_after_prompt`
+        with the end of the prompt's computation.
         """
 
 
@@ -130,7 +131,7 @@ class Outgoing:
     async def next_rows(self, has_answer: Callable[[], bool]) -> _Rows | None:
         """Wait for the next rows and return them.
 
-        None after the last rows, after a failure, or once `has_answer()` says that the decode rank has answered.
+        Return None after the last rows, after a failure, or once `has_answer()` says that the decode rank has answered.
         """
         while self.failure is None and not has_answer():
             if self._rows:
@@ -180,7 +181,7 @@ class KvSender:
         except (OSError, UnicodeError, WireError, TimeoutError) as error:
             said = outgoing.failure or str(error) or NO_ANSWER
             self._complain(f"KV could not be sent to {host}:{port}: {said}")
-            reason = outgoing.failure or _without_address(error)
+            reason = outgoing.failure or _hide_address(error)
             raise RuntimeFailure(f"its KV could not be sent to the decode rank: {reason}") from None
         finally:
             del self._sending[outgoing]
@@ -397,7 +398,7 @@ def as_bytes(latents: Tensor) -> memoryview:
     return latents.contiguous().view(torch.uint8).numpy().reshape(-1).data
 
 
-def _without_address(error: Exception) -> str:
+def _hide_address(error: Exception) -> str:
     """Return the reason of a failed exchange in the kernel's words, because asyncio's contain the address."""
     if isinstance(error, WireError):
         return str(error)

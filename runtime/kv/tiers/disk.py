@@ -120,7 +120,10 @@ class DiskTier:
                 self.counters.drop(reason)
 
     def flush(self, deadline_s: float) -> int:
-        """Wait for at most `deadline_s` seconds until all offered blocks are written. Return how many are not."""
+        """Wait for at most `deadline_s` seconds until all offered blocks are written.
+
+        Return how many are not written.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._queued, deadline_s)
             return len(self._queued)
@@ -173,7 +176,10 @@ class DiskTier:
         return latents
 
     def _make_room(self, deadline: float) -> Tensor | str:
-        """Wait for bandwidth, then return memory for a block. If there is none in time, return the reason."""
+        """Wait for bandwidth, then return memory for a block.
+
+        Return the reason if one of them is not free before `deadline`.
+        """
         wait_s = self._bandwidth.take(self._form.file_bytes, deadline)
         if wait_s is None:
             return LATE
@@ -187,7 +193,8 @@ class DiskTier:
     def _remove(self, block_hash: bytes, tenant: bytes) -> None:
         """Remove a cut, damaged or foreign file, so that the block can be written again.
 
-        The sum of bytes falls by the file's present size, as the janitor counts it: a cut file is smaller than it was.
+        The usage of the folder falls by the file's present size, which the janitor counts too: a cut file is smaller
+        than it was when it was written.
         """
         try:
             with self._readers.operation():

@@ -93,12 +93,10 @@ class HostTier:
             self._saves = self._link.begin_from_device(lambda: _copy(pages, slots))
 
     def fence_saves(self) -> list[bytes]:
-        """Order all later work on the device after the copies that `save` began.
+        """Order all later work on the device after the copies that `save` began, and let the copied blocks be found.
 
-        Their blocks can be found from now on.
-
-        Return the hashes of the blocks whose copies have ended since the last call, so that they can be lent. Release
-        the slots whose copies or loads have ended, or whose lent memory nothing refers to any more.
+        Release the slots whose copies or loads have ended, or whose lent memory nothing refers to any more. Return the
+        hashes of the blocks whose copies have ended since the last call, so that they can be lent.
         """
         self._take_back()
         if self._saves is not None:
@@ -111,7 +109,7 @@ class HostTier:
         return self._end_copies()
 
     def load(self, hashes: Sequence[bytes], pages: Iterable[Tensor]) -> tuple[int, PendingCopy | None]:
-        """Begin to copy blocks to `pages`, up to the first not in the tier. Return how many, and the pending copy.
+        """Begin to copy blocks to `pages`, up to the first not in the tier. Return (number of blocks, pending copy).
 
         The pending copy is None if the copies are done already.
         """

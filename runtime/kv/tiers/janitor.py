@@ -119,9 +119,10 @@ class Janitor:
         self._folder, self._bound, self._usage = folder, bound, usage
 
     def clean(self, *, disk_is_full: bool = False) -> int | None:
-        """Remove blocks until the folder is within its bound. Return how many; None if another janitor is at work.
+        """Remove blocks until the folder is within its bound.
 
-        If the disk is full, the bytes in use now are the bound, if that is lower. Raises OSError if the disk fails.
+        Return how many blocks were removed; None if another janitor is at work. If the disk is full, the bound is
+        lowered to the bytes in use now. Raises OSError if the disk fails.
         """
         with self._folder.root(create=True) as root, _opened_to_write(root, "janitor") as lock:
             if not _lock(lock):
@@ -157,7 +158,7 @@ class Janitor:
         return choose(ages, int(LOW * limit), int((time.time() - UNUSED_S) * 1e9))
 
     def _remove(self, root: int, until_ns: dict[Owner, int]) -> int:
-        """Remove each owner's blocks last used at or before its `until_ns`. Return how many.
+        """Remove each owner's blocks last used at or before its `until_ns`. Return how many blocks were removed.
 
         Files that cannot be removed are skipped. Raises OSError if none could be removed.
         """
@@ -183,10 +184,10 @@ class Janitor:
 
 
 def choose(ages: dict[Owner, Ages], keep: int, unused_since_ns: int) -> dict[Owner, int]:
-    """Return owner -> time in ns: without its blocks last used by then, charges of at most `keep` stay in all.
+    """Return owner -> time in ns: once its blocks last used by that time are removed, charges of at most `keep` remain.
 
-    Blocks that nobody has used since `unused_since_ns` are removed first, whoever owns them. Then the owners that have
-    most give up blocks. Owners that give up nothing are left out.
+    Blocks that nobody has used since `unused_since_ns` are removed first, whoever owns them. Then the owners with most
+    blocks, by charge, give up some. Owners that give up nothing are left out.
     """
     excess = int(sum(charges.sum() for _, charges in ages.values())) - keep
     oldest_ns = _unused_until(ages, excess, unused_since_ns)
@@ -216,9 +217,10 @@ def _sorted(owned: _Owned) -> Ages:
 
 
 def _unused_until(ages: dict[Owner, Ages], excess: int, unused_since_ns: int) -> int:
-    """Return the time in ns up to whose last uses blocks are removed, so that their charges sum to `excess`; 0: none.
+    """Return a time in ns. Removing blocks last used by then frees charges of `excess`; 0 if none are to be removed.
 
-    Only blocks that nobody has used since `unused_since_ns` are removed, the oldest first, whoever owns them.
+    Only blocks that nobody has used since `unused_since_ns` are removed, the oldest first, whoever owns them. If they
+    are too few, they free less.
     """
     if excess <= 0:
         return 0
@@ -231,7 +233,7 @@ def _unused_until(ages: dict[Owner, Ages], excess: int, unused_since_ns: int) ->
 
 
 def _fair_level(amounts: list[int], keep: int) -> int:
-    """Return the highest level that, if larger amounts are cut to it, leaves at most `keep` in all."""
+    """Return the highest level for which the `amounts`, each cut to at most that level, sum to at most `keep`."""
     for number, amount in enumerate(sorted(amounts)):
         share = keep // (len(amounts) - number)
         if amount > share:

@@ -38,7 +38,7 @@ class Health:
     def failed(self, why: str, *, rests: bool) -> None:
         """Record a failure and its reason.
 
-        With `rests`, the work is skipped for a while, because another try costs too much.
+        With `rests`, the work is skipped for a while, because each further try costs too much.
         """
         with self._lock:
             self._ill_until = time.monotonic() + REST_S
