@@ -88,7 +88,7 @@ class Engine:
     def new_cache(self, num_tokens: int, memory: HostMemory | None = None, host_bytes: int = 0) -> LatentCache:
         """Return an empty KV cache with room for at least `num_tokens` tokens.
 
-        `memory` counts the rank's host memory, of which blocks may take `host_bytes`.
+        `memory` is the ledger of the rank's host memory, of which cached blocks may take `host_bytes`.
         """
         dtype, ops = self.backend.unquantized_dtype, self.backend.ops
         return LatentCache(*self.token_shape, num_tokens, dtype, ops.device, ops.link, memory, host_bytes)

@@ -97,7 +97,7 @@ class ReplicaTable:
         self.update(physical_to_logical)
 
     def update(self, physical_to_logical: list[int]) -> None:
-        """Let tokens follow another map over as many slots. The new map must hold every expert, too."""
+        """Let tokens follow another map over as many slots. The new map must hold every expert too."""
         slots: list[list[int]] = [[] for _ in self._first_E]
         for slot, expert in enumerate(physical_to_logical):
             slots[expert].append(slot)
@@ -112,7 +112,7 @@ class ReplicaTable:
     def choose(self, experts_TK: Tensor) -> Tensor:
         """Return the slot of each choice, [T, K].
 
-        Tokens take an expert's replicas in turn; each rank starts at another one. If there are as many slots as
+        Tokens take an expert's replicas in turn; each rank starts at a different replica. If there are as many slots as
         experts, no map that holds every expert has replicas, so there are no turns.
         """
         if len(self._slots_S) == len(self._first_E):
@@ -142,7 +142,7 @@ class LocalExperts(nn.Module):
         self.down = nn.Parameter(torch.empty(num_slots, hidden, intermediate, dtype=dtype, device=device))
 
     def forward(self, rows: ExpertRows) -> Tensor:
-        """Return the experts' results: [R, D], which overwrite the rows, or [M, Z, D] for masked rows."""
+        """Return the experts' results: [R, D] in the memory of the rows, or [M, Z, D] for masked rows."""
         if isinstance(rows, ContiguousRows):
             assert isinstance(rows.rows_RD, Tensor)
             return self.batching.experts(self.ops, rows.rows_RD, rows.counts, self.gate_up, self.down)

@@ -161,7 +161,7 @@ def _tied_names(model: nn.Module, prefix: str) -> list[tuple[str, str]]:
 
 
 def _check_tied(tied: list[tuple[str, str]], index: Index, folder: Path) -> None:
-    """Raises CheckpointError if the file has two different matrices that are one by the config."""
+    """Raises CheckpointError if the file has two different matrices that the config says are one."""
     for name, other in tied:
         if name in index and other in index and not _are_equal(name, other, index):
             raise CheckpointError(
