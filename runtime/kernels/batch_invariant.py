@@ -68,7 +68,10 @@ class Batching(Protocol):
         """Return attention [B, H, L] of each request to its first `lengths_B` latents, in the pages of its table."""
 
     def experts(self, ops: Ops, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Replace rows, which lie slot after slot (`counts` of each), with their experts' results, and return them."""
+        """Replace each slot's rows with its expert's results, and return all rows, [R, D].
+
+        The rows lie slot after slot; slot i has `counts[i]` rows.
+        """
 
     def masked_experts(
         self, ops: Ops, rows_MZD: Tensor, counts_M: Tensor, gate_up_MXD: Tensor, down_MDI: Tensor
@@ -229,7 +232,7 @@ class BatchInvariant:
 def check_machine(functions: list[tuple[Callable[[Tensor], Any], int, torch.dtype]]) -> None:
     """Raises RuntimeFailure if a function's result depends on a row's position in its tile.
 
-    `functions` are (function, size of a row, type). A tile of equal rows must become equal rows.
+    `functions` are (function, size of a row, type). Each function must turn a tile of equal rows into equal rows.
     """
     generator = torch.Generator().manual_seed(0)
     for function, size, dtype in functions:

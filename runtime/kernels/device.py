@@ -95,7 +95,10 @@ class HostLink:
         return host
 
     def begin_to_host(self, x: Tensor) -> tuple[Tensor, Callable[[], None] | None]:
-        """Begin to copy `x` to host memory. Return the copy, and a function that waits for it; None if it is done."""
+        """Begin to copy `x` to host memory.
+
+        Return the copy, and a function that waits for it (None if the copy is done already).
+        """
         return self.to_host(x), None
 
     def begin_to_device(self, copy: Callable[[], None]) -> "PendingCopy | None":

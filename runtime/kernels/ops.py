@@ -54,7 +54,7 @@ class Ops:
         self.device = device
 
     def prepare(self) -> None:
-        """Load or compile what the first step would otherwise wait for."""
+        """Load or compile the kernels for which the first step would otherwise wait."""
 
     def read(self, numbers: Tensor) -> Any:
         """Return integers as nested lists on the host. The host waits until the device has computed them."""
@@ -271,7 +271,10 @@ class Ops:
         return self.matmul(self.silu_product(gate_RI, up_RI), down_DI.mT, out)
 
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Replace rows, which lie slot after slot (`counts` of each), with their experts' results, and return them."""
+        """Replace each slot's rows with its expert's results, and return all rows, [R, D].
+
+        The rows lie slot after slot; slot i has `counts[i]` rows.
+        """
         matrices = zip(rows_RD.split(counts), gate_up_MXD, down_MDI, strict=True)
         for rows, gate_up_XD, down_DI in matrices:
             rows.copy_(self.expert(rows, gate_up_XD, down_DI))

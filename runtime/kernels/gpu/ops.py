@@ -114,7 +114,10 @@ class GpuOps(Ops):
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
-        """Return attention [B, H, L]. FlashMLA reads latents in their pages; else they are copied by request."""
+        """Return attention [B, H, L]. FlashMLA reads latents in their pages.
+
+        Without FlashMLA, each request's latents are copied first.
+        """
         if len(q_BHC) == 0:
             return q_BHC.new_empty(*q_BHC.shape[:2], lora_rank)
         if not self._fits_flash_mla(q_BHC, lora_rank):
@@ -273,7 +276,7 @@ class GpuOps(Ops):
         return result
 
     def _aligned_places(self, counts_M: Tensor, aligned_M: Tensor, num_rows: int) -> Tensor:
-        """Return each row's new place, [R], if every slot begins at a multiple of the alignment."""
+        """Return each row's new place, [R], where every slot begins at a multiple of the alignment."""
         moved_M = (aligned_M.cumsum(0) - aligned_M) - (counts_M.cumsum(0) - counts_M)
         moved_R = moved_M.repeat_interleave(counts_M, output_size=num_rows)
         return torch.arange(num_rows, device=self.device) + moved_R
