@@ -73,7 +73,7 @@ RANKS_PER_NODE = contracts.NVLINK_PEERS  # required by the normal form of a unit
 
 @dataclass(frozen=True)
 class SummedRows:
-    """A token's results, already added up by DeepEP."""
+    """The results for each token, already added up by DeepEP."""
 
     result_TD: Tensor
 
@@ -93,7 +93,8 @@ def deep_ep_form(
 ) -> TokenDispatcher | None:
     """Return the form of DeepEP that fits this unit. If none does, log once why not, and return None.
 
-    `capacity`: the most tokens that any rank dispatches at once, where these are few; None where there are prompts.
+    `capacity` is the most tokens that any rank dispatches at once in a unit without prompts; None in a unit with
+    prompts.
     """
     if not isinstance(ops, GpuOps) or ops.packages.deep_ep is None or group.size == 1:
         return None
@@ -154,7 +155,7 @@ class _DeepEp:
         raise NotImplementedError
 
     def _count_sent(self, slots_TK: Tensor) -> Tensor:
-        """Return the number of this rank's pairs for each rank, [W]."""
+        """Return how many (token, choice) pairs this rank sends to each rank, [W]."""
         ranks = (slots_TK // self.slots_per_rank).flatten()
         return ranks.new_zeros(self.group.size).scatter_add_(0, ranks, torch.ones_like(ranks))
 

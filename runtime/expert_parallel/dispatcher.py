@@ -78,7 +78,7 @@ class Pending(Generic[T]):
 
 
 class WeightsApplied(Enum):
-    """The one who multiplies the experts' results by the gate's weights: combine, or the experts."""
+    """Says who multiplies the experts' results by the gate's weights: combine, or the experts."""
 
     BY_COMBINE = auto()
     BY_EXPERTS = auto()  # rows come with their weights, and combine only adds
@@ -126,8 +126,9 @@ def planned_rows(capacity: int, top_k: int, slots_per_rank: int) -> int:
 
     The number is the planned load, whatever this rank dispatches now. A rank does not know its peers' tokens, and a
     recorded step keeps the number: a rank that was idle during recording gets as many rows later as any other. By
-    DeepGEMM's own estimate for 2 slots of DeepSeek-V3, tiles for 1 row take twice as long for 256 rows, and the other
-    way round. The unit is planned for full steps, and steps with few rows are short anyway.
+    DeepGEMM's own estimate for 2 slots of DeepSeek-V3, tiles chosen for 1 row take twice as long on 256 rows, and tiles
+    chosen for 256 rows twice as long on 1. The unit is planned for full steps, and steps with few rows are short
+    anyway.
 
     Source: github.com/deepseek-ai/DeepGEMM 54e22612 csrc/jit_kernels/heuristics/sm90.hpp, get_layout_info.
     """
@@ -136,7 +137,7 @@ def planned_rows(capacity: int, top_k: int, slots_per_rank: int) -> int:
 
 @dataclass(frozen=True)
 class DispatchHandle:
-    """The part of a dispatch that combine needs."""
+    """What combine needs of a dispatch."""
 
     sent_W: Tensor  # this rank's pairs for each rank
     return_route: Any  # the dispatcher's own data for combine
@@ -144,7 +145,7 @@ class DispatchHandle:
 
 @dataclass(frozen=True)
 class DispatchedRows:
-    """Rows at this rank, and the data to send the results back."""
+    """The rows that arrived at this rank, and what is needed to send their results back."""
 
     rows: ExpertRows
     sent_W: Tensor  # this rank's pairs for each rank
@@ -278,9 +279,10 @@ class _ReturnRoute:
 
 
 class AllToAllDispatcher:
-    """Dispatches to the ranks of a group. A token's row goes once to each rank that has slots for it, after its slots.
+    """Dispatches to the ranks of a group. A token's row goes once to each rank with slots for the token.
 
-    Each pair's result comes back as a row of its own. Results are summed in the order of the choices.
+    The numbers of these slots travel in front of the row. Each pair's result comes back as a row of its own. Results
+    are summed in the order of the choices.
     """
 
     weights_applied = WeightsApplied.BY_COMBINE
@@ -335,7 +337,7 @@ class AllToAllDispatcher:
         return torch.cat((slots_TK.int().view(torch.uint8), bytes_TX), 1)
 
     def read_slots(self, rows_RX: Tensor, top_k: int) -> Tensor:
-        """Return the slots in front of rows that `prepend_slots` made: [R, K]."""
+        """Return the slot numbers in front of rows that `prepend_slots` made: [R, K]."""
         return rows_RX[:, : top_k * SLOT_BYTES].contiguous().view(torch.int32).long()
 
     def exchange(self, rows_TX: Tensor, slots_TK: Tensor, pairs_WM: Tensor) -> Callable[[], tuple[Sizes, Tensor]]:
@@ -378,7 +380,7 @@ class AllToAllDispatcher:
         return self.group.all_to_all(rows, send, receive)
 
     def count_pairs(self, slots_TK: Tensor) -> Tensor:
-        """Return the number of pairs for each slot of each rank, [W, M]."""
+        """Return the number of (token, choice) pairs for each slot of each rank, [W, M]."""
         pairs_WM = slots_TK.new_zeros(self.group.size, self.slots_per_rank)
         slots = slots_TK.flatten()
         pairs_WM.view(-1).scatter_add_(0, slots, torch.ones_like(slots))

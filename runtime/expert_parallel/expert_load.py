@@ -53,7 +53,7 @@ class ExpertLoad:
             self.sent[moe_layer] = 0
 
     def counted_rows(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield MoE layer, slot, expert and rows of each expert that a slot holds or has held."""
+        """Yield (MoE layer, slot, expert, rows) for each expert that a slot holds or has held."""
         with self._lock:
             local_experts, counted, left = self.local_experts.tolist(), self.rows.tolist(), list(self._former.items())
         for layer, (experts, counts) in enumerate(zip(local_experts, counted, strict=True)):
@@ -69,6 +69,9 @@ class ExpertLoad:
         self._former.clear()
 
     def imbalance(self) -> Tensor:
-        """Return each layer's imbalance: the most pairs that a rank got, over the mean. Without pairs it is 1."""
+        """Return each layer's imbalance, `[num_moe_layers]`: the most pairs that a rank got, over the mean.
+
+        Without pairs it is 1.
+        """
         mean = self.sent.float().mean(1)
         return (self.sent.amax(1) / mean).where(mean > 0, 1.0)

@@ -37,8 +37,8 @@ def new_dispatcher(
 ) -> TokenDispatcher:
     """Return the dispatcher for this unit. `x_1D` is a sample of a token's row and of an expert's result.
 
-    `capacity`: the most tokens that any rank dispatches at once, where these are few; None where there are prompts.
-    Raises RuntimeFailure if the model must be deterministic and the dispatcher is not.
+    `capacity` is the most tokens that any rank dispatches at once in a unit without prompts; None in a unit with
+    prompts. Raises RuntimeFailure if the model must be deterministic and the dispatcher is not.
     """
     if backend.device.type == "cpu":
         dispatcher = _choose_portable_form(group, slots_per_rank, top_k, row_format, x_1D, backend)
@@ -75,7 +75,7 @@ def _choose_device_form(
 
 
 def _fill_tiles(capacity: int, num_ranks: int, row_alignment: int) -> int:
-    """Return the least capacity, `capacity` or more, with which a slot's room for all ranks is whole tiles."""
+    """Return `capacity`, raised until a slot's room for the rows of all ranks is a whole number of tiles."""
     step = row_alignment // math.gcd(row_alignment, num_ranks)
     return -(-capacity // step) * step
 
@@ -83,7 +83,11 @@ def _fill_tiles(capacity: int, num_ranks: int, row_alignment: int) -> int:
 def _choose_portable_form(
     group: Group, slots_per_rank: int, top_k: int, row_format: RowFormat, x_1D: Tensor, backend: Backend
 ) -> TokenDispatcher:
-    """Return a local dispatcher at EP1, shared memory on one CPU node, else all-to-all, by node if that saves rows."""
+    """Return a dispatcher that needs no special kernels.
+
+    It is the local one for one rank, shared memory on one node of CPUs, else an all-to-all. With several ranks on each
+    of several nodes, the all-to-all sends each row only once to a node.
+    """
     if group.size == 1:
         return LocalDispatcher(slots_per_rank, row_format, backend.ops)
     num_nodes = len(set(group.nodes))

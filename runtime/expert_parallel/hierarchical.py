@@ -25,7 +25,10 @@ __all__ = ["NodeDispatcher"]
 
 
 class NodeDispatcher(AllToAllDispatcher):
-    """Sends a row to one relay rank on each node with slots for it. The relay sends it to the ranks that have them."""
+    """Sends a row to one relay rank on each node with slots for it.
+
+    The relay sends it to the ranks with these slots.
+    """
 
     def __init__(self, group: Group, slots_per_rank: int, row_format: RowFormat, ops: Ops) -> None:
         super().__init__(group, slots_per_rank, row_format, ops)
@@ -68,17 +71,17 @@ class NodeDispatcher(AllToAllDispatcher):
         return exchange_by_relays
 
     def _sizes_by_relay(self, pairs_WM: Tensor, to_relay_W: Tensor, rows_W: Tensor) -> Tensor:
-        """Return a line of sizes for each rank, [W, X].
+        """Return the numbers to send to each rank, one line per rank, [W, X].
 
-        A line has the number of pairs for each slot of the rank, of rows that the rank relays, of rows for the rank
-        itself, and of rows to be passed on to each rank of its node.
+        A rank's line has, in order: the number of pairs for each of its slots; of rows that it relays; of rows for the
+        rank itself; of rows to pass on to each rank of its node.
         """
         no_rows = rows_W.new_zeros(1)
         passed_on_WX = torch.cat((rows_W, no_rows))[self._passed_on_WX]
         return torch.cat((pairs_WM, to_relay_W[:, None], rows_W[:, None], passed_on_WX), 1)
 
     def _sum_by_rank(self, ranks: list[int], rows: list[int]) -> list[int]:
-        """Return the sum of `rows` for each rank of the group; `rows[i]` belong to `ranks[i]`."""
+        """Return the sum of `rows` for each rank of the group; `rows[i]` counts rows of the rank `ranks[i]`."""
         total = [0] * self.group.size
         for rank, number in zip(ranks, rows, strict=True):
             total[rank] += number
@@ -94,7 +97,10 @@ class NodeDispatcher(AllToAllDispatcher):
 
 
 def _forwarding_table(group: Group, relay_of_rank: list[int]) -> list[list[int]]:
-    """List the ranks of each relay's node, filled up with `size` to the length of the largest node's list."""
+    """Return for each rank the ranks to which it passes rows on: those of its node if it is a relay, else none.
+
+    Each line is filled up with `size` to the length of the largest node's line.
+    """
     members = [[rank for rank in range(group.size) if group.nodes[rank] == node] for node in group.nodes]
     most = max(map(len, members))
     is_relay = set(relay_of_rank)

@@ -49,7 +49,7 @@ class _ReturnRoute:
 
 
 class MaskedDispatcher:
-    """Slots over the ranks of a group, each with room for `capacity` rows of each rank."""
+    """Dispatches to slots that have room for `capacity` rows from each rank of the group."""
 
     weights_applied = WeightsApplied.BY_COMBINE
     sums_in_order = True

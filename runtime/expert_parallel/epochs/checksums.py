@@ -41,7 +41,7 @@ class MovableLayer(Protocol):
 
 
 def learn_checksums(group: Group, layers: Sequence[MovableLayer], maps: Sequence[Sequence[int]]) -> Checksums:
-    """Return the checksums of all experts, which the unit holds as in `maps`. A collective.
+    """Return the checksum of each expert in each layer, from the slots that hold the expert by `maps`. A collective.
 
     Raises StagingError, on all ranks, if two slots of one expert differ.
     """
@@ -61,7 +61,7 @@ def learn_checksums(group: Group, layers: Sequence[MovableLayer], maps: Sequence
 def check_slots(
     group: Group, layers: Sequence[MovableLayer], maps: Sequence[Sequence[int]], checksums: Checksums
 ) -> None:
-    """Raises StagingError if a slot of this rank does not hold its expert of `maps`."""
+    """Raises StagingError if a slot of this rank does not hold the expert that `maps` gives it."""
     for number, (layer, experts) in enumerate(zip(layers, maps, strict=True)):
         slots_per_rank = len(experts) // group.size
         first = group.rank * slots_per_rank

@@ -26,7 +26,10 @@ MAX_DOCUMENT_BYTES = 2**26  # as for a launch file, which holds such a map too
 
 
 class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An epoch's document. `digest` is that of all other fields, `places` has each place's planned node."""
+    """An epoch's document.
+
+    `digest` is the digest of all other fields; `places` names the planned node of each place.
+    """
 
     version: Literal[1]
     digest: str

@@ -77,7 +77,11 @@ class _Layer:
             self._lacking.append(sorted(missing.elements()))
 
     def next_chain(self) -> dict[int, int]:
-        """Return slot -> expert of the next chain of moves; empty when every rank holds what it holds in `wanted`."""
+        """Return slot -> expert of the next chain of moves; empty when every rank holds what it holds in `wanted`.
+
+        In a chain, each move overwrites an expert that the next move copies elsewhere, unless other slots hold that
+        expert too.
+        """
         rank = next((rank for rank, experts in enumerate(self._lacking) if experts), None)
         if rank is None:
             return {}

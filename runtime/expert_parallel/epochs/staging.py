@@ -53,11 +53,11 @@ class Staging:
         receives: list[tuple[int, Tensor]] = []
         for move in round_.moves:
             if self._rank(move.source) == self._group.rank != self._rank(move.slot):
-                held = self._held(layer, move.source)
+                held = self._expert_bytes(layer, move.source)
                 sends += [(self._rank(move.slot), self._link.to_host(each)) for each in held]
         for move, room in self._arrivals(round_):
             if self._rank(move.source) == self._group.rank:
-                for each, source in zip(as_bytes(room), self._held(layer, move.source), strict=True):
+                for each, source in zip(as_bytes(room), self._expert_bytes(layer, move.source), strict=True):
                     each.copy_(source)
             else:
                 receives += [(self._rank(move.source), each) for each in as_bytes(room)]
@@ -86,7 +86,7 @@ class Staging:
 
     def _exchange(self, layer: int, round_: Round) -> None:
         for move, room in self._arrivals(round_):
-            for held, staged in zip(self._held(layer, move.slot), as_bytes(room), strict=True):
+            for held, staged in zip(self._expert_bytes(layer, move.slot), as_bytes(room), strict=True):
                 for mine, other in zip(held.split(PIECE_BYTES), staged.split(PIECE_BYTES), strict=True):
                     former = mine.clone()
                     mine.copy_(other)
@@ -98,7 +98,7 @@ class Staging:
     def _arrivals(self, round_: Round) -> Iterator[tuple[Move, dict[str, Tensor]]]:
         return zip(self.own_moves(round_), self._room, strict=False)
 
-    def _held(self, layer: int, slot: int) -> list[Tensor]:
+    def _expert_bytes(self, layer: int, slot: int) -> list[Tensor]:
         return as_bytes(self._expert(layer, slot))
 
     def _expert(self, layer: int, slot: int) -> dict[str, Tensor]:

@@ -134,7 +134,10 @@ class Switch:
         self._proposals.put(proposal)
 
     def votes(self) -> tuple[bool, bool]:
-        """Return this rank's votes: whether it lags, and whether its part failed. Raises PeerLost if a rank is gone."""
+        """Return this rank's votes: (whether its part of the switch is not done yet, whether the part failed).
+
+        Without a switch, the first vote says whether one is proposed. Raises PeerLost if a rank is gone.
+        """
         if self._part is None:
             return not self._proposals.empty(), False
         if not self._part.done():
@@ -145,7 +148,10 @@ class Switch:
         return False, error is not None
 
     def turn(self, lags: bool, fails: bool) -> None:
-        """Begin a switch, or go on with the present one, by the unit's votes (whether any rank lags, or fails)."""
+        """Begin a switch, or take its next step, by the votes of the unit's ranks.
+
+        `lags` and `fails` say whether any rank votes so (see `votes`).
+        """
         if self._walk is None:
             if lags:
                 self._begin()
@@ -188,7 +194,7 @@ class Switch:
     def _turn_back(self, walk: _Walk, error: BaseException) -> None:
         """Drop the fetched round, and let the switch lead back to the epoch in which it began.
 
-        Raises RuntimeFailure if it leads back already.
+        Raises RuntimeFailure if the switch leads back already.
         """
         if walk.reason is not None:
             raise RuntimeFailure(
@@ -201,7 +207,7 @@ class Switch:
         self._part = self._do_beside(self._plan, walk, self.standing.physical_to_logical)
 
     def _end(self, walk: _Walk) -> None:
-        """End the switch in the new epoch or, if it was turned back, in the old one, and report its end.
+        """End the switch in the new epoch or, if it was turned back, in the old one. Report how it ended.
 
         In the old epoch, experts may have changed places among the slots of a rank.
         """

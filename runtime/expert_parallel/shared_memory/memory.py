@@ -26,9 +26,9 @@ TOKEN_BITS = 63  # fits in one integer of a message
 
 
 def common_memory(group: Group, num_bytes: int) -> Tensor | None:
-    """Return the same `num_bytes` zero bytes on every rank; None on every rank if one of them cannot have it.
+    """Return `num_bytes` zero bytes that all ranks share; None on every rank if one of them cannot have them.
 
-    A collective. A rank cannot have it if it does not see the first rank's process (in another container), or if the
+    A collective. A rank cannot have them if it does not see the first rank's process (in another container), or if the
     first rank gets no such file because the system is not Linux, forbids it, or allows none of this size.
     """
     token = secrets.randbits(TOKEN_BITS)

@@ -54,7 +54,7 @@ class Pipes:
         weakref.finalize(self, _close, [*readers.values(), *writers.values()])
 
     def signal(self, number: int) -> int:
-        """Send `number` to every other rank. Return the time of sending in ns. Raises PeerLost if one is gone."""
+        """Send `number` to every other rank. Return the time of sending in ns. Raises PeerLost if a rank is gone."""
         now_ns = time.monotonic_ns()
         for rank, writer in self.writers.items():
             try:
@@ -64,7 +64,7 @@ class Pipes:
         return now_ns
 
     def wait(self) -> tuple[int, int]:
-        """Await a number from every other rank. Return the largest, and the latest time of sending.
+        """Await a number from every other rank. Return (the largest number, the latest time of sending in ns).
 
         Raises PeerLost if a rank is gone or sends none in time.
         """
