@@ -83,7 +83,7 @@ class FrameReader(Generic[Message]):
     def read_buffered(self) -> Message | None:
         """Return the next message if all of it has come; None otherwise. Never waits. The message has no payload.
 
-        A reader of thousands of small frames a second reads those that came together without a wait for each.
+        A reader of thousands of small frames a second thus waits once for all frames that came together.
         """
         assert self._max_payload_bytes == 0
         head = self._take_header()

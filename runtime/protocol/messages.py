@@ -219,9 +219,10 @@ class Failed(_Message):
 class Prefill(_Message):
     """Compute this prompt, draw the next token, then hand the request over to the decode rank at `kv_host:kv_port`.
 
-    That rank takes the KV for `kv_ticket`. All three are None at a mixed rank, which continues the request itself. A
-    request that lost its ranks comes with the tokens that they `generated`, and its next token is drawn. It finds only
-    the KV of requests with the same `cache_salt`. The salt's first TENANT_DIGITS name the tenant.
+    The decode rank accepts the KV with the ticket `kv_ticket`. Host, port and ticket are None at a mixed rank, which
+    continues the request itself. A request that lost its ranks comes with the tokens that they `generated`, and its
+    next token is drawn. The request finds only the KV of requests with the same `cache_salt`. The salt's first
+    TENANT_DIGITS name the tenant.
     """
 
     request_id: str
@@ -282,8 +283,9 @@ class Rejected(_Message):
 class Offer(_Message):
     """A request's KV comes next: latents of `shape` `[num_layers, num_cached, latent_dim]`.
 
-    By the payload the decode rank finds what it has of them: the root of the chain of block hashes, then the hashes of
-    the whole blocks before the last cached token. Without a payload the request shares nothing.
+    The payload lets the decode rank find the latents that it has already. It holds the root of the chain of block
+    hashes, then the hashes of the whole blocks before the last cached token. Without a payload the request shares
+    nothing.
     """
 
     request_id: str
@@ -347,7 +349,7 @@ class Refused(_Message):
 
 
 class Claim(_Message):
-    """A node of a unit asks for its place. `address` tells pods on one node apart."""
+    """A node of a unit asks for its place in the unit. `address` tells pods on one node apart."""
 
     unit_digest: str
     node: str
