@@ -148,7 +148,10 @@ class _Check:
         self._hash = hashlib.sha256()
 
     def take(self, part: bytes) -> None:
-        """Take the next bytes. Raises CheckpointError if a piece ends and has another digest."""
+        """Take the next bytes of the file.
+
+        Raises CheckpointError if a piece ends whose digest is not the manifest's.
+        """
         rest = memoryview(part)
         while rest and self._remaining:
             piece = self._remaining[-1]
@@ -174,7 +177,7 @@ class _Progress:
         self._began = self._last_report = time.monotonic()
 
     def add(self, num_bytes: int) -> None:
-        """Count bytes that are copied."""
+        """Count `num_bytes` more bytes as copied."""
         with self._lock:
             self._copied += num_bytes
             now = time.monotonic()

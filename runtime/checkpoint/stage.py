@@ -59,7 +59,7 @@ def stage(source: str, destination: Path, num_threads: int) -> None:
 
 
 def _list_files(folder: Path) -> dict[str, os.stat_result]:
-    """Return name -> stat result of the source's files, without staging's own.
+    """Return name -> stat result of the source's files, without files that staging itself writes.
 
     Raises CheckpointError if they cannot be read.
     """
@@ -130,7 +130,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _source_record(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, Any]:
-    """Return a record of the source, which differs for other files of the same sizes. The files are not read for it."""
+    """Return a record that tells the source's files from other files, even of the same sizes, without reading them."""
     return {
         "files": {name: file.st_size for name, file in files.items()},
         "times": {name: file.st_mtime_ns for name, file in files.items()},
