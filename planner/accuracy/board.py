@@ -49,7 +49,7 @@ class Line(Part):
 
     @property
     def judged(self) -> float | None:
-        """Return the error that judges the row: `left_out_error`, or `error` if the row's source gave no constant."""
+        """Return the error by which the row is judged: `left_out_error`, or `error` if its source gave no constant."""
         return self.error if self.left_out_error is None else self.left_out_error
 
     @property

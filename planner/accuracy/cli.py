@@ -9,7 +9,7 @@ from planner.command.printed import print_json, show_progress
 
 
 def add_accuracy(commands: Any) -> None:
-    """Add the command `accuracy`."""
+    """Add the command `accuracy` to `commands`, the result of argparse's `add_subparsers`."""
     accuracy = add_command(
         commands,
         "accuracy",
