@@ -129,7 +129,7 @@ class Candidate:
 
     @cached_property
     def refusals(self) -> tuple[Finding, ...]:
-        """Findings on what the engine cannot run of this spec. They do not prevent a plan."""
+        """Findings on what the engine cannot run of this spec. These findings do not prevent a plan."""
         return findings_at(self, "rendered")
 
     @cached_property
@@ -301,7 +301,7 @@ class Candidate:
     ) -> "ExpertMap":
         """Return a balanced expert map for a phase, close to the `previous` map if given.
 
-        The previous map is kept if its max/mean load is at most the share `keep_within` above a new map's. Replicas are
+        The previous map is kept if its max/mean load is at most `1 + keep_within` times a new map's. Replicas are
         spread over `domains` (default: those of the spec's `coverage`).
         """
         from planner.expert_map import balance
