@@ -48,7 +48,7 @@ Rates = Mapping[Phase, float]
 
 
 class StateCost(Part):
-    """The cost of one step of the schedule, or of the whole day without a schedule."""
+    """The cost of one step of the schedule or, without a schedule, of the whole day."""
 
     at: str
     minutes: int
@@ -71,9 +71,9 @@ class PhaseCost(Part):
 
 
 class Freed(Part):
-    """The node-hours a day that are saved because fewer nodes are on than at the peak.
+    """The node-hours a day in which nodes are off that are on at the peak, and their price.
 
-    Their price is in US dollars at the common rate.
+    The price is in US dollars, at the common rate.
     """
 
     node_hours_per_day: float
@@ -264,7 +264,7 @@ def _per_million(usd: float, tokens: float) -> float | None:
 
 
 def _price_states(spec: Spec, schedule: Timetable | None, priced: Sequence[_PricedStretch]) -> tuple[StateCost, ...]:
-    """Return the cost of each step of the schedule, in the schedule's order; of the whole day without a schedule."""
+    """Return the cost of each step of the schedule, in order; without a schedule, the cost of the whole day."""
     if schedule is None:
         return (_state(spec, "00:00", priced),)
     begins = TimesOfDay.from_pairs(((step.at, step.at) for step in schedule.steps), "")
