@@ -15,7 +15,7 @@ Option = tuple[str, ...]  # an option's name and values
 
 
 def attention_options(spec: Spec, phase: Phase) -> Iterator[Option]:
-    """Yield the options for core attention in FP8, if the spec writes that; otherwise the engine chooses kernels."""
+    """Yield the options for core attention in FP8 if the spec asks for FP8; otherwise the engine chooses kernels."""
     if spec.phase(phase).attention_precision == "fp8":
         yield from (each.option for each in fp8_kernels(spec.engine_name, phase, spec.gpu_name(phase)).values())
 
