@@ -37,7 +37,7 @@ TB = 1e12
 
 
 class CacheSize(Part):
-    """The size of a cache that keeps blocks for `keep_s` after their last use, and the nodes that it saves.
+    """The size of a cache that keeps blocks for `keep_s` after their last use, and the prefill nodes that it saves.
 
     The size is that of the busiest hour.
     """

@@ -18,7 +18,7 @@ from planner.spec.undecided import AUTO
 
 
 def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
-    """Return a phase's operating point: the spec's, or else one derived from the phase's limits.
+    """Return a phase's operating point: the one that the spec writes, else one derived from the phase's limits.
 
     `kv_room` is the number of tokens of KV that a GPU holds, or None if unknown.
     """

@@ -52,7 +52,7 @@ def highest_utilisation(found: Prediction, promised_ms: float) -> float:
 
 
 def relative_utilisation(found: Prediction, promised_ms: float | None) -> float:
-    """Return prefill's utilisation over the highest that meets the TTFT SLO; 1 if the SLO is missed or absent."""
+    """Return prefill's utilisation over the highest one that meets the TTFT SLO; 1 if the SLO is missed or absent."""
     if promised_ms is None or found.phase != "prefill":
         return 1.0
     return found.point.utilisation / max(highest_utilisation(found, promised_ms), found.point.utilisation)

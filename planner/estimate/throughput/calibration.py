@@ -64,7 +64,10 @@ class Calibration:
 
 
 class Correction(Part):
-    """The factor that a file of measurements gives one phase. Errors are means of |predicted / measured - 1|."""
+    """The factor by which a file of measurements corrects one phase, and the errors before and after.
+
+    Errors are means of |predicted / measured - 1|.
+    """
 
     file: str
     digest: Digest

@@ -127,7 +127,7 @@ def add_range(mid: float, bound: float, evidence: Evidence, drifted: float | Non
 
 
 def _describe_measured(engine: EngineModel, gpus: Sequence[str], unexplained: float) -> str:
-    """Say where an engine was measured, and which share of its rate no constant explains."""
+    """Return words for where an engine was measured, and for the share of its rate that no constant explains."""
     lost = f", and {unexplained:.0%} of the rate is lost for no known reason" if unexplained else ""
     return f"{engine.name} was measured on {' and '.join(gpus)}{lost}"
 

@@ -110,7 +110,7 @@ def prompt_experts_time(machine: Machine, work: FfnWork, slots: float, pairs: fl
     """Return the time of prefill's routed experts on a GPU that received `pairs` rows.
 
     Copies of rows are not included (`expert_copy_bytes`). The time is a fixed time + the longer of weight reads and
-    matmuls. `slots` is as in `routed_experts_time`.
+    matmuls. `slots` counts the GPU's experts that received rows.
     """
     kernels = machine.kernels
     reading = transfer_time(Bytes(slots * work.weights / kernels.copy_share), machine.memory)
@@ -181,7 +181,7 @@ def low_latency_dispatch(machine: Machine, sent: Bytes, received: Bytes, nodes: 
 def low_latency_combine(machine: Machine, sent: Bytes, received: Bytes, nodes: int) -> LowLatency:
     """Return the times of a low-latency combine.
 
-    It reverses the dispatch, so the GPU that received most rows now sends most.
+    A combine reverses the dispatch, so the GPU that received most rows now sends most.
     """
     kernels = machine.kernels
     whole = low_latency_seconds(machine, "combine", sent, nodes)

@@ -319,9 +319,8 @@ def _engine_turns(case: Case) -> SteadyTurns:
 def _turn_prompt_seconds(case: Case, load: float) -> float:
     """Return the seconds that prompts take in one turn (`turns.py`), before the engine's constant factor.
 
-    `load` is the mean number of pieces of prompts that arrive in a turn of a mixed unit.
-
-    The fullest group sets the pace of attention, the mean group that of experts.
+    `load` is the mean number of pieces of prompts that arrive in a turn of a mixed unit. The fullest group sets the
+    pace of attention, the mean group that of experts.
     """
     each = min(pieces_per_turn(load), case.most_pieces) / case.num_groups
     fullest = max(each, 1.0)

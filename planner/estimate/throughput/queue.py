@@ -20,7 +20,10 @@ CONVERGED = 1e-12
 
 @dataclass(frozen=True)
 class Wait:
-    """The distribution of waits in steps: P(wait > t) = waiting x exp(-(t - shortest) / longer) from `shortest`."""
+    """The distribution of a prompt's wait in steps.
+
+    P(wait > t) = waiting x exp(-(t - shortest) / longer), for t from `shortest` on.
+    """
 
     waiting: float  # share of prompts that wait
     shortest: float
@@ -52,7 +55,7 @@ def wait_distribution(utilisation: float) -> Wait:
 
 
 def _decay_rate(utilisation: float) -> float:
-    """Return the rate d > 0 per step at which P(wait > t) decays: u (exp(d) - 1) = d at the utilisation u.
+    """Return the rate d > 0 per step at which P(wait > t) decays at a utilisation u: u (exp(d) - 1) = d.
 
     Newton's method finds d from above, because d <= -2 ln u.
     """

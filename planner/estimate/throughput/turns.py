@@ -47,7 +47,10 @@ class SteadyTurns:
 
     @property
     def busy(self) -> float:
-        """Return the share of time that the unit spends in turns with prompts."""
+        """Return the share of time that the unit spends in turns with prompts.
+
+        The other turns are steps of tokens alone.
+        """
         return busy_share(self.load)
 
     @property
@@ -75,7 +78,10 @@ class SteadyTurns:
 
 
 def pieces_per_turn(load: float) -> float:
-    """Return the mean number of pieces in a turn with prompts, if `load` pieces arrive per turn; at least 1."""
+    """Return the mean number of pieces of prompts in a turn that has any, if `load` pieces arrive per turn.
+
+    It is at least 1.
+    """
     return load + exp(-load)
 
 
@@ -89,10 +95,9 @@ def steady_turns(
 ) -> SteadyTurns:
     """Return a mixed unit's turns at the load where as many requests end as arrive.
 
-    `ended` is the number of pieces whose requests end in one step of tokens if all places for requests are taken.
-
-    `prompt_seconds(load)` is the time to compute the pieces of a turn, at most `most`. `token_seconds(share)` is the
-    time of a step of tokens with that share of the places taken.
+    `ended` is the number of pieces of prompts whose requests end in one step of tokens, if all places for requests are
+    taken. `prompt_seconds(load)` is the time to compute the `load` pieces of a turn, which are at most `most`.
+    `token_seconds(share)` is the time of a step of tokens if that share of the places is taken.
     """
     turns = SteadyTurns(0.0, prompt_seconds(0.0), token_seconds(1.0))
     for _ in range(ROUNDS):  # from below: a longer turn collects more pieces, and more pieces take longer
@@ -112,13 +117,13 @@ def steady_turns(
 
 
 def _find_load(ended: float, turns: SteadyTurns, most: float) -> float:
-    """Return how many pieces arrive per turn, at most `most`, if turns take as long as `turns`."""
+    """Return how many pieces of prompts arrive per turn, at most `most`, if turns take as long as `turns`."""
     longest = ended * turns.seconds / turns.token_seconds
     return _find_root(lambda load: load - _pieces_ended(ended, load, turns), min(longest, most))
 
 
 def _pieces_ended(ended: float, load: float, turns: SteadyTurns) -> float:
-    """Return how many pieces belong to requests that end in the time of a turn, if `load` pieces arrive per turn."""
+    """Return how many pieces of prompts belong to requests that end during a turn, if `load` pieces arrive per turn."""
     busy = busy_share(load)
     return ended * (busy + (1 - busy) * turns.seconds / turns.token_seconds)
 
