@@ -18,7 +18,7 @@ from planner.expert_map.weigh import Floats, Ints
 
 
 def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
-    """Return the policy, `global` (experts on any node) or `hierarchical` (with their group), and the reason."""
+    """Return (policy, reason): `global` for experts on any node, `hierarchical` for experts with their group."""
     if policy != "auto":
         return policy, "as asked for"
     if sizes.num_nodes == 1:
@@ -66,8 +66,9 @@ def fullest_node_bound(loads_LE: Floats, sizes: Sizes) -> Floats:
     """Return a lower bound on the fullest node's load / the mean of nodes, `[L]`, if nodes hold whole groups.
 
     The node with the heaviest group holds P - 1 more groups, at least as heavy as the P - 1 lightest. With P = 2 the
-    bound is exact: pair the ith heaviest group with the ith lightest; the heaviest such pair cannot be avoided. For of
-    the i heaviest groups either two share a node, or one has a partner at least as heavy as the ith lightest.
+    bound is exact: pair the ith heaviest group with the ith lightest; the heaviest such pair cannot be avoided. The
+    reason is that among the i heaviest groups either two share a node, or one has a partner at least as heavy as the
+    ith lightest.
     """
     groups_LG = np.sort(sum_groups(loads_LE, sizes)[0], axis=1)[:, ::-1]
     per_node = sizes.num_groups // sizes.num_nodes

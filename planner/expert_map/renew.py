@@ -45,9 +45,9 @@ def renew(
 
     For each layer the first acceptable map is taken: the previous map, a map near it, or the fresh map with its GPUs
     renumbered; else the fresh map. A layer is acceptable if its max over mean is at most `1 + keep_within` times the
-    fresh map's. It need only be as even as the published EPLB's map (for an equal split without failure domains),
-    which costs fewer moves. A layer is not acceptable if an expert lacks its second failure domain, or a group that
-    must stay whole is split.
+    fresh map's. With an equal split and without failure domains, a layer as even as the published EPLB's map is even
+    enough too, which costs fewer moves. A layer is not acceptable if an expert lacks its second failure domain, or a
+    group that must stay whole is split.
 
     With `within_nodes` experts stay on their nodes, and leave them only if nothing else helps.
     """

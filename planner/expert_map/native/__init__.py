@@ -113,9 +113,9 @@ def improve(loads_LE: Floats, start_LGS: Ints, search: Search) -> tuple[Ints, Fl
 
 
 def spill(loads_LE: Floats, start_LGS: Ints, levels_QL: Floats, num_nodes: int) -> Ints:
-    """Move replicas to other nodes until the fullest GPU has at most the loads `levels_QL`, which fall with Q.
+    """Move replicas to other nodes until the fullest GPU has at most the loads `levels_QL`, the highest level first.
 
-    Return maps `[1 + Q, L, G, S]`: the start, and one for each level.
+    Return maps `[1 + Q, L, G, S]`: the start, and one for each of the Q levels.
     """
     slots_QLGS = np.zeros((1 + len(levels_QL), *start_LGS.shape), np.int64)
     numbers = (*loads_LE.shape, *start_LGS.shape[1:], num_nodes, len(levels_QL))
