@@ -68,8 +68,8 @@ def wrong_arguments(
 ) -> Iterator[Finding]:
     """Yield the mistakes in `call`. If `num_experts` is unknown, yield those that do not depend on it.
 
-    `first_layer` is the first MoE layer as LOADS record it. `drops_rows` tells whether --first-layer made us drop the
-    rows of dense layers.
+    `first_layer` is the first MoE layer as LOADS record it. `drops_rows` tells whether the rows of dense layers are
+    dropped because of --first-layer.
     """
     out_of_range = [*_less_than_one(call), *_too_many_gpus(call)]
     yield from out_of_range
@@ -101,7 +101,7 @@ def _too_many_gpus(call: ExpertsCall) -> Iterator[Finding]:
 
 
 def _wrong_slots_and_groups(call: ExpertsCall, num_experts: int, wrong: set[str]) -> Iterator[Finding]:
-    """Yield the slots and groups that do not fit `num_experts`, unless they depend on options in `wrong`."""
+    """Yield findings for slots and groups that do not fit `num_experts`, unless they depend on options in `wrong`."""
     if not {"gpus", "slots_per_gpu"} & wrong:
         yield from _too_few_slots(call, num_experts)
         yield from _too_many_slots(call, num_experts)
