@@ -46,7 +46,7 @@ def is_date(written: str) -> bool:
 
 
 def entry_of(day: str, entries: Sequence[Sequence[str]]) -> int | None:
-    """Return the index of the entry (a list of days) with `day`, or else with its weekday; None if no entry has it."""
+    """Return the index of the entry (a list of days) that names `day`, or else its weekday; None if no entry does."""
     names = (day,) if day in WEEKDAYS else (day, WEEKDAYS[weekday_of(day)])
     return next((index for name in names for index, days in enumerate(entries) if name in days), None)
 

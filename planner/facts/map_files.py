@@ -61,7 +61,7 @@ class MapFile:
 
 
 def missing_output(engine: Engine, on_stdout: str, example: str) -> Finding:
-    """Return the finding for `--export` without an output file, if `on_stdout` already goes to stdout."""
+    """Return the finding for `--export` without an output file, when `on_stdout` goes to stdout already."""
     rule, reason = "S809 must come with -o", f"{on_stdout} itself goes to stdout"
     return Finding("--export", engine, rule, reason, for_example(f"-o {example}"))
 

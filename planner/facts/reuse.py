@@ -103,12 +103,12 @@ def measure_reuse(uses: Iterable[tuple[float, Sequence[int]]], keeps_s: Sequence
 
 
 def _reuse_intervals(uses: Iterable[Sequence[float]], last: float) -> tuple[list[float], list[float]]:
-    """Return the times between the uses of each block, and the times from each block's last use to the end."""
+    """Return (the times between the uses of each block, the times from each block's last use to the end)."""
     found = [each for each in uses if each]
     return [after - before for each in found for before, after in pairwise(each)], [last - each[-1] for each in found]
 
 
 def _hit_and_stay(ages: Sequence[float], unused: Sequence[float], keep_s: float, num_uses: int) -> tuple[float, float]:
-    """Return the share of uses that find their block, and how long a block stays, as a mean over all uses."""
+    """Return (the share of uses that find their block, the mean seconds that a block stays cached after a use)."""
     kept_s = sum(min(age, keep_s) for age in (*ages, *unused))
     return sum(age <= keep_s for age in ages) / num_uses, kept_s / num_uses
