@@ -94,7 +94,7 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Spelling:
-    """All names of one module, and of the fused matrix that engines make it part of."""
+    """All names of one module, and of the fused matrix of which engines make it a part."""
 
     own: tuple[str, ...]
     fused: tuple[str, ...] = ()

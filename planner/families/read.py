@@ -94,7 +94,10 @@ class _QuantisationFile:
 
 
 def _read_quantisation_file(path: Path, written: str) -> _QuantisationFile | Finding | None:
-    """Return the first quantisation file (`BESIDE`) beside config.json, None, or the finding that the file is wrong."""
+    """Return the first quantisation file (`BESIDE`) beside config.json.
+
+    Return None if there is no such file, and a finding if the file is wrong.
+    """
     for name, method in BESIDE.items():
         try:
             content = read_optional_file(path.with_name(name), MAX_CONFIG_BYTES)
@@ -237,7 +240,7 @@ def _embedding_tie(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _wrong_keys(error: ValidationError) -> list[str]:
-    """Return each wrong key once, even if several of its entries are wrong."""
+    """Return each wrong key once, even if several entries of its list are wrong."""
     return list(dict.fromkeys(str(each["loc"][0]) for each in error.errors(include_url=False) if each["loc"]))
 
 
