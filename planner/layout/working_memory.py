@@ -95,7 +95,7 @@ def largest_step_tokens(phase: Phase, spec: PhaseSpec) -> int:
 
 
 def fill_tiles(tokens: int, num_ranks: int) -> int:
-    """Return the least number of tokens per rank, `tokens` or more, for which the rows of a slot fill whole tiles.
+    """Return `tokens` per rank, raised until the rows of a slot fill whole tiles.
 
     A slot has room for that many tokens of each of `num_ranks` ranks. DeepGEMM's masked matmuls write whole tiles, so
     the room of the bundled runtime ends with a tile (`expert_parallel/factory.py`).
