@@ -1,7 +1,6 @@
 """Compile a spec into a plan: decide what the spec leaves open, then read the plan from one candidate.
 
-Predictions come last, since they may take longest: for SGLang's units of the published system, the maps with one more
-slot take three times as long as the rest. `render` and `up` do not need them.
+Predictions come last, since they may take as long as the rest, and `render` and `up` do not need them.
 
 Pure: no network, no clock, no unseeded randomness. The same spec gives the same bytes on any machine.
 """

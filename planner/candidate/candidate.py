@@ -186,17 +186,6 @@ class Candidate:
         }
 
     @cached_property
-    def maps_with_one_more_slot(self) -> "dict[Phase, ExpertMap]":
-        """The expert maps with one more slot per GPU, for phases whose balance is limited by slots."""
-        from planner.expert_map import is_limited_by_slots
-
-        return {
-            each.phase: self._map_for(each, more_slots=each.ep_size)
-            for each in self.layouts
-            if is_limited_by_slots(self.maps[each.phase]) and each.slots_per_gpu < each.num_logical_experts
-        }
-
-    @cached_property
     def speed(self) -> "tuple[PhaseOutlook, ...]":
         """The predicted speed of each phase, or the reason why it is unknown."""
         from planner.estimate.performance import predict_phases

@@ -23,7 +23,6 @@ from planner.expert_map.types import (
     FrontPoint,
     Policy,
     Sizes,
-    is_limited_by_slots,
 )
 
 __all__ = [
@@ -37,5 +36,4 @@ __all__ = [
     "consecutive_domains",
     "count_uncovered",
     "fewest_slots_per_gpu",
-    "is_limited_by_slots",
 ]

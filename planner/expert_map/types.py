@@ -91,11 +91,3 @@ class ExpertMap:
     def sha256(self) -> str:
         """The digest of the canonical JSON of `physical_to_logical`."""
         return digest_of(self.physical_to_logical)
-
-
-def is_limited_by_slots(expert_map: ExpertMap) -> bool:
-    """Return whether the number of slots limits the map in most layers, so that more slots would help."""
-    return (
-        sum(kind in ("replicas", "packing", "pairs", "coverage") for kind in expert_map.binding)
-        > len(expert_map.binding) / 2
-    )

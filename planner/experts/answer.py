@@ -1,17 +1,17 @@
 """The answer of `tidemill experts`: JSON for programs, and text for people.
 
-This file only computes means and sums of what `experts.py` found. The map and its alternatives have the form of a
-plan's sections (`plan/`).
+This file only computes means and sums of the map that `experts.py` made. The map has the form of a plan's sections
+(`plan/`).
 """
 
 from collections import Counter
 from collections.abc import Iterator
 from statistics import fmean
 
-from planner.experts.experts import ExpertsAnswer, ExpertsJob
+from planner.expert_map import ExpertMap
+from planner.experts.experts import ExpertsJob
 from planner.facts.digest import digest_of
-from planner.plan.estimated import one_more_slot
-from planner.plan.expected import OneMoreSlot, PolicyChoice
+from planner.plan.expected import PolicyChoice
 from planner.plan.sections import Slots
 
 
@@ -21,13 +21,11 @@ class Answer(Slots, PolicyChoice):
     first_layer: int  # the model's number of the layer in the first row
     logical_to_physical: list[list[list[int]]]
     replica_count: list[list[int]]
-    one_more_slot: OneMoreSlot | None
     moved_slots: int | None  # slots that differ from the previous map; None if there is none
 
 
-def make_answer(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
-    """Return the answer to `job`, whose maps are `found`."""
-    expert_map = found.expert_map
+def make_answer(job: ExpertsJob, expert_map: ExpertMap) -> Answer:
+    """Return the answer to `job`, with its map."""
     slots = expert_map.logical_to_physical
     return Answer.model_validate(
         vars(Slots.model_validate(expert_map))
@@ -37,7 +35,6 @@ def make_answer(job: ExpertsJob, found: ExpertsAnswer) -> Answer:
             "logical_to_physical": slots,
             "replica_count": [[len(replicas) for replicas in layer] for layer in slots],
             "moved_slots": expert_map.moved_slots,
-            "one_more_slot": one_more_slot(found.one_more_slot, job.sizes.slots_per_gpu, None),
         }
     )
 
@@ -55,7 +52,6 @@ def answer_text(answer: Answer) -> str:
         f"  proven bound    {fmean(bound):.4f} mean, {bound[worst]:.4f} there",
         f"  bound by        {bound_by} (layers)",
         *_front_lines(answer),
-        *_one_more_lines(answer.one_more_slot),
         *_moves_lines(answer),
     ]
     return "\n".join(lines)
@@ -68,11 +64,6 @@ def _front_lines(answer: Answer) -> Iterator[str]:
         share = f"{point.bytes_ratio - 1:+.2%} cross-node dispatch bytes"
         anywhere = ", no groups kept" if point.policy == "global" else ""
         yield f"  front           max/mean {point.max_over_mean:.4f} mean, {share}{anywhere}{mark}"
-
-
-def _one_more_lines(more: OneMoreSlot | None) -> Iterator[str]:
-    if more is not None:
-        yield f"  one more slot   max/mean {more.mean_max_over_mean:.4f} mean, bound {more.mean_bound:.4f}"
 
 
 def _moves_lines(answer: Answer) -> Iterator[str]:

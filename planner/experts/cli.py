@@ -32,7 +32,7 @@ def add_experts(commands: Any) -> None:
 def _experts(arguments: argparse.Namespace) -> None:
     from planner.experts.answer import answer_text, make_answer
     from planner.experts.call import read_call
-    from planner.experts.experts import check_call, make_map, with_one_more_slot
+    from planner.experts.experts import check_call, make_map
 
     job = check_call(read_call(arguments))
     if arguments.output:
@@ -41,7 +41,7 @@ def _experts(arguments: argparse.Namespace) -> None:
         began = time.perf_counter()
         expert_map = make_map(job)
         seconds = round(time.perf_counter() - began, 6)
-        answer = make_answer(job, with_one_more_slot(job, expert_map))
+    answer = make_answer(job, expert_map)
     document = answer.model_dump(mode="json")
     if arguments.output:
         write_result(arguments.output, _map_file(arguments, job, expert_map, document))

@@ -8,16 +8,15 @@ expert has one replica; with --slots-per-gpu 9 there are 288 slots, 32 of them r
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from planner.expert_map import ExpertMap, Sizes, balance, is_limited_by_slots
+from planner.expert_map import ExpertMap, Sizes, balance
 from planner.experts.call import ExpertsCall, wrong_arguments
 from planner.facts.loads import LoadFile, Loads, moe_rows, read_loads, row_without_load
 from planner.facts.map_files import Map, MapFile, read_map
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
-from planner.spec.phase import MAX_REDUNDANT
 
 LOADS = "LOADS"  # as the command's help calls its argument
 PROGRAM = "tidemill experts"
@@ -41,14 +40,6 @@ class ExpertsJob:
     def sizes(self) -> Sizes:
         """Return the sizes of the map."""
         return self.call.sizes(self.num_experts)
-
-
-@dataclass(frozen=True)
-class ExpertsAnswer:
-    """The map and, if its balance is limited by slots, the map with one more slot on each GPU."""
-
-    expert_map: ExpertMap
-    one_more_slot: ExpertMap | None
 
 
 def check_call(call: ExpertsCall) -> ExpertsJob:
@@ -82,18 +73,6 @@ def make_map(job: ExpertsJob) -> ExpertMap:
         policy=call.policy,
         previous=job.previous,
     )
-
-
-def with_one_more_slot(job: ExpertsJob, expert_map: ExpertMap) -> ExpertsAnswer:
-    """Return `expert_map` and the map with one more slot per GPU.
-
-    The second map is None if slots do not limit the balance of the first, or if a unit cannot have so many slots.
-    """
-    more = replace(job.call, slots_per_gpu=job.sizes.slots_per_gpu + 1)
-    is_possible = more.sizes(job.num_experts).num_slots - job.num_experts <= MAX_REDUNDANT
-    if not (is_limited_by_slots(expert_map) and is_possible):
-        return ExpertsAnswer(expert_map, None)
-    return ExpertsAnswer(expert_map, make_map(replace(job, call=more, previous=None)))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ Estimates never change what is deployed, and never refuse a plan.
 """
 
 from itertools import pairwise
-from statistics import fmean
 from typing import Any
 
 from planner.candidate.candidate import Candidate
@@ -19,7 +18,7 @@ from planner.facts.day import DAY_MINUTES
 from planner.facts.quantities import MS_PER_S, US_PER_S
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import staging_bytes
-from planner.plan.expected import OneMoreSlot, PolicyChoice
+from planner.plan.expected import PolicyChoice
 from planner.plan.sections import Map
 from planner.spec.operating_point import SloSpec
 
@@ -47,22 +46,6 @@ def demand_sections(candidate: Candidate) -> dict[str, Any]:
     return {"demand": loads or None, "kv_cache": _kv_cache(candidate)}
 
 
-def one_more_slot(with_one_more: ExpertMap | None, slots_per_gpu: int, bytes_per_gpu: int | None) -> OneMoreSlot | None:
-    """Return the balance of the map with one more slot per GPU; None if there is no such map.
-
-    `slots_per_gpu` is the number without the additional slot. `bytes_per_gpu` is the size of one slot over all layers,
-    None if unknown.
-    """
-    if with_one_more is None:
-        return None
-    return OneMoreSlot(
-        slots_per_gpu=slots_per_gpu + 1,
-        bytes_per_gpu=bytes_per_gpu,
-        mean_max_over_mean=fmean(with_one_more.max_over_mean),
-        mean_bound=fmean(with_one_more.bound),
-    )
-
-
 def _map_section(candidate: Candidate, expert_map: ExpertMap) -> Map:
     """Return the plan's section for an expert map, with the worst coverage over all phases that use the map."""
     counts = [
@@ -78,12 +61,11 @@ def _map_section(candidate: Candidate, expert_map: ExpertMap) -> Map:
 
 def _balance(candidate: Candidate, layout: PhaseLayout) -> dict[str, Any]:
     """Return a phase's balance figures. Phases may share a map, but not these figures."""
-    own, more = candidate.maps[layout.phase], candidate.maps_with_one_more_slot.get(layout.phase)
+    own = candidate.maps[layout.phase]
     slot_bytes = next((each.weights.slot for each in candidate.memory if each.phase == layout.phase), None)
     sizes = Sizes(layout.num_physical_experts, layout.ep_size, layout.nodes_per_unit)
     return vars(PolicyChoice.model_validate(own)) | {
         "expert_map": own.sha256,
-        "one_more_slot": one_more_slot(more, layout.slots_per_gpu, slot_bytes),
         "moves": _moves(own, slot_bytes),
         "staging_bytes": staging_bytes(candidate.resolved, layout),
         "gpu_loads": measure_gpu_loads(own, candidate.loads, sizes),

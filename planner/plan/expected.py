@@ -6,7 +6,7 @@ Keys and attributes follow the conventions of `sections.py`.
 import operator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, AliasPath, Field
+from pydantic import AliasPath, Field
 
 from planner.estimate.gpu_loads import GpuLoads
 from planner.estimate.throughput.calibration import Correction
@@ -14,17 +14,6 @@ from planner.expert_map.types import FrontPoint, Policy
 from planner.facts.part import Digest, Maybe, Part, Rounded
 from planner.facts.terms import Phase
 from planner.search.ranked import PhaseSearch
-
-Rounded6Places = Annotated[float, AfterValidator(lambda value: round(value, 6))]
-
-
-class OneMoreSlot(Part):
-    """The balance of a map with one more slot on each GPU."""
-
-    slots_per_gpu: int
-    bytes_per_gpu: int | None  # None if unknown
-    mean_max_over_mean: Rounded6Places
-    mean_bound: Rounded6Places
 
 
 class Moves(Part):
@@ -47,7 +36,6 @@ class Balance(PolicyChoice):
     """How evenly a phase uses its expert map. Phases may share one map."""
 
     expert_map: Digest
-    one_more_slot: OneMoreSlot | None
     moves: Moves | None
     staging_bytes: Maybe[int] = None  # of a rank, while its unit changes its map in service
     gpu_loads: Maybe[GpuLoads] = None

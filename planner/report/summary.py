@@ -142,21 +142,14 @@ def _load_sentence(report: Report) -> str:
 
 
 def _speed_sentence(report: Report) -> str:
-    """Return the sentence on each phase's speed and its range, and on what one more expert slot per GPU would gain.
-
-    If no speed is predicted, it says why.
-    """
-    rates, faster = [], []
+    """Return the sentence on each phase's speed and its range or, if no speed is predicted, on why not."""
+    rates = []
     for phase in _star_parts(report, "performance.*"):
         section = f"performance.{phase}"
         if why := report.text(section, "not_predicted"):
             return f"not predicted: {why}"
         rates.append(f"{phase} {' '.join(report.value_and_range(section, 'tokens_per_s_per_gpu'))}")
-        names = ("max_over_mean", "one_more_slot.mean_max_over_mean", "one_more_slot.bytes_per_gpu")
-        now, then, takes = (report.text(f"balance.{phase}", name) for name in names)
-        if takes and now != then:
-            faster.append(f"{takes} more per GPU would cut {phase}'s imbalance from {now} to {then}")
-    return "; ".join([f"tokens/s per GPU: {', '.join(rates)}", *faster]) if rates else ""
+    return f"tokens/s per GPU: {', '.join(rates)}" if rates else ""
 
 
 def _kept_kv_sentence(report: Report) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from planner.candidate.candidate import Candidate
 from planner.compiler import compile_plan, plan_from, run_passes
 from planner.facts.digest import pretty_json
 from planner.plan import estimated
@@ -72,10 +71,9 @@ def test_grouped_attention_plans_from_its_config(with_line, found_of):
 
 
 def test_what_is_deployed_waits_for_no_estimate(monkeypatch):
-    """`render` and `up` print none, and the published system's maps with one more slot take seconds for SGLang."""
+    """`render` and `up` print none."""
     spec = SPECS / "demo.yaml"
     whole = compile_plan(check_spec(spec))
-    monkeypatch.setattr(Candidate, "maps_with_one_more_slot", None)
     monkeypatch.setattr(estimated, "expected_sections", None)
 
     plan = plan_from(spec)

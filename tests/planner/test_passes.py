@@ -39,7 +39,6 @@ NO_PASSES = {
     "memory_of": "reads the layout, for whoever asks about one phase",
     "gate_of": "reads the model",
     "groups_on_nodes": "reads a layout",
-    "is_limited_by_slots": "reads a map",
     "start_times": "reads layouts and their weights",
     "loaded_bytes": "reads their memory",
     "full_rates": "predicts the same layouts again, with full units",

@@ -93,11 +93,11 @@ def test_predictions_are_made_while_progress_is_shown(seen, spec_file, capsys):
     assert noted == [True]
 
 
-def test_both_maps_are_made_while_progress_is_shown(seen, tmp_path, capsys):
-    """The map with one more slot takes as long as the one that was asked for."""
+def test_a_map_is_made_while_progress_is_shown(seen, tmp_path, capsys):
+    """A large one may take seconds."""
     noted = seen(experts, "balance")
     loads = tmp_path / "loads.npy"
     np.save(loads, np.array([[100, 1, 1, 1]]))
 
     assert cli.main(["experts", str(loads), "--gpus", "4", "--nodes", "1"]) == 0
-    assert noted == [True, True]
+    assert noted == [True]

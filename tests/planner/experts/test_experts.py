@@ -15,7 +15,6 @@ KEYS = {
     "bound",
     "split",
     "moved_slots",
-    "one_more_slot",
     "seconds",
 }
 RULE = "S605 must hold token counts from 0 to 9007199254740992, [layers][experts]"
@@ -48,7 +47,7 @@ def experts(capsys):
 
 
 def test_the_answer_has_the_contracts_keys(loads_file, experts):
-    """One expert twice as hot as three others, on two GPUs of two slots and one more slot each."""
+    """One expert twice as hot as three others, on two GPUs of three slots each."""
     path = loads_file([[6, 4, 1, 1]])
     status, document = experts(path, "--gpus", 2, "--nodes", 1, "--slots-per-gpu", 3)
 
@@ -299,25 +298,6 @@ def test_a_file_that_is_no_map_is_refused(loads_file, experts, tmp_path, text, r
 
     assert (status, [error["reason"] for error in document["errors"]]) == (2, [reason])
     assert document["errors"][0]["rule"] == "S806 must hold an expert map, [layers][slots]"
-
-
-def test_one_more_slot_is_tried_if_slots_limit_the_map(loads_file, experts):
-    """One expert is hot: with a second slot on each of four GPUs the map is more even than any map before."""
-    path = loads_file([[90, 2, 2]] * 2)
-    words = ("--gpus", 4, "--nodes", 1, "--slots-per-gpu", 1)
-    _, document = experts(path, *words)
-    more = document["one_more_slot"]
-
-    assert set(document["binding"]) == {"replicas"}
-    assert (more["slots_per_gpu"], more["bytes_per_gpu"]) == (2, None)
-    assert more["mean_bound"] <= more["mean_max_over_mean"] < document["bound"][0]
-
-
-def test_nothing_is_said_of_slots_that_do_not_bind(loads_file, experts):
-    """Even loads: the mean binds."""
-    _, document = experts(loads_file([[1, 1, 1, 1]]), "--gpus", 2, "--nodes", 1)
-
-    assert document["one_more_slot"] is None
 
 
 def test_export_writes_the_engines_file(loads_file, experts, tmp_path):

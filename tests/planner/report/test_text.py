@@ -71,7 +71,7 @@ def test_the_first_lines_answer_what_is_asked(shipped):
         "20:00-23:00); peak load, % of capacity: prefill 58.9% (15:00, 22:00), decode 120.8% (03:30, 06:00); "
         "slowest speed: prefill 117.8%, decode 241.6%; 99.0% answered"
     )
-    assert lines["speed"].endswith("2.6 GB more per GPU would cut decode's imbalance from 1.624 to 1.005")
+    assert lines["speed"].startswith("tokens/s per GPU: prefill 4,024 (2,012 to 5,226), decode 1,715 (")
     assert lines["TTFT"] == (
         "mean 3,480 ms (2,680 to 6,958), p99 10,376 ms (7,989 to 20,749); "
         "longer at the peak, with 109.3% of this load; no slo.ttft_ms"
