@@ -138,9 +138,14 @@ class Candidate:
         return warnings_of(self, is_runnable=not self.refusals)
 
     @cached_property
-    def start_times(self) -> StartTimes | None:
-        """How long units take to start; None if unknown."""
-        return start_times(self.spec, self.layouts, loaded_bytes(self.memory))
+    def start_times(self) -> StartTimes:
+        """How long units take to start."""
+        return start_times(self.spec, self.layouts, self.loaded_bytes)
+
+    @cached_property
+    def loaded_bytes(self) -> dict[Phase, tuple[int, int]]:
+        """The bytes of weights that one rank of each phase reads, and those of its expert slots among these."""
+        return {each.phase: loaded_bytes(self.resolved, each) for each in self.layouts}
 
     @cached_property
     def placement(self) -> "Placement":

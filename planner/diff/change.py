@@ -51,7 +51,8 @@ class Rollout(Part):
     """How the change goes with one tool: its duration, and what keeps serving in the worst hour of the day."""
 
     verdict: Verdict
-    minutes: int | None  # until the last pod is ready; None if the units' weights are unknown
+    seconds: int  # until the last pod is ready
+    minutes: int  # the same, rounded up
     least_capacity: dict[Phase, float]  # lowest share of running units that keep serving
     least_units: dict[Phase, UnitCount]
     missed_share: Rounded | None  # the largest of a phase's demand that nobody serves; None if unknown
@@ -74,14 +75,14 @@ class PhaseMoves(Part):
     slots_changed: int  # in one unit
     of_slots: int
     units: int
-    bytes: int | None  # weights of these slots in all units; None if memory is not planned
+    bytes: int  # weights of these slots in all units
 
 
 class ExpertMoves(Part):
     """How many expert slots change, in all units together."""
 
     slots_changed: int
-    bytes: int | None
+    bytes: int
     phases: dict[Phase, PhaseMoves]
 
 
@@ -89,7 +90,7 @@ class WeightReads(Part):
     """The weights that starting units read; each unit reads all its weights."""
 
     units: int
-    bytes: int | None
+    bytes: int
     checkpoint: str | None
 
 
@@ -195,7 +196,7 @@ class Change(Part):
     old: Digest = Field(description="digest of the plan before")
     new: Digest = Field(description="digest of the plan after")
     verdict: Verdict  # this and the next two fields are those of the worse rollout
-    minutes: int | None
+    minutes: int
     least_capacity: dict[Phase, float]
     ways: dict[Tool, Rollout]
     shortages: tuple[Shortage, ...]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from planner.diff.change import STARTING_FATES, ExpertMoves, PhaseMoves, UnitChange, WeightReads
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
+from planner.plan.sections import weights_read
 from planner.plan.unit_starts import unit_start_times
 
 Rows = Sequence[Sequence[int]]  # [layers][slots]
@@ -21,10 +22,9 @@ Rows = Sequence[Sequence[int]]  # [layers][slots]
 def count_expert_moves(before: Plan, after: Plan) -> ExpertMoves:
     """Return how many expert slots change in the units that both plans have."""
     phases = {phase: _phase_moves(before, after, phase) for phase in after.phases if phase in before.phases}
-    sizes = [each.bytes for each in phases.values() if each.slots_changed]
     return ExpertMoves(
         slots_changed=sum(each.slots_changed * each.units for each in phases.values()),
-        bytes=None if None in sizes else sum(each for each in sizes if each is not None),
+        bytes=sum(each.bytes for each in phases.values()),
         phases=phases,
     )
 
@@ -33,10 +33,10 @@ def estimate_weight_reads(plan: Plan, changes: Sequence[UnitChange]) -> WeightRe
     """Return how many bytes of weights the units of `plan` read that `changes` start."""
     times = unit_start_times(plan)
     starting = [each.phase for each in changes if each.change in STARTING_FATES and each.phase in plan.phases]
-    reads = [times.units[phase] for phase in starting] if times else []
+    reads = [times.units[phase] for phase in starting]
     return WeightReads(
         units=len(starting),
-        bytes=round(sum(each.nodes * each.node_bytes for each in reads)) if times or not starting else None,
+        bytes=round(sum(each.nodes * each.node_bytes for each in reads)),
         checkpoint=plan.spec.checkpoint,
     )
 
@@ -44,11 +44,9 @@ def estimate_weight_reads(plan: Plan, changes: Sequence[UnitChange]) -> WeightRe
 def _phase_moves(before: Plan, after: Plan, phase: Phase) -> PhaseMoves:
     old, new = (plan.expert_maps[plan.map_digests[phase]].physical_to_logical for plan in (before, after))
     units = {unit.name for unit in before.units_of(phase)} & {unit.name for unit in after.units_of(phase)}
-    shape, memory = after.phases[phase], after.memory.get(phase)
+    _, slot_bytes = weights_read(after.memory, after.reads)[phase]
     changed, num_slots = _count_changed_slots(old, new, before, after, phase), sum(map(len, new))
-    size = None
-    if memory is not None:
-        size = changed * (memory.weights.routed // shape.slots_per_gpu // len(new)) * len(units)
+    size = changed * (slot_bytes // after.phases[phase].slots_per_gpu // len(new)) * len(units)
     return PhaseMoves(slots_changed=changed, of_slots=num_slots, units=len(units), bytes=size)
 
 

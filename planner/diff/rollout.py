@@ -129,8 +129,8 @@ def may_take_turns(plan: Plan) -> bool:
     return not has_controller(plan) and plan.kubernetes.unit_kind == "leaderworkerset" and plan.engine == OURS
 
 
-def rollout_minutes(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool, in_pairs: bool = False) -> int | None:
-    """Return the minutes, rounded up, until all pods are ready if every unit is on; None if units' reads are unknown.
+def rollout_s(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool, in_pairs: bool = False) -> int:
+    """Return the seconds, rounded up, until all pods are ready if every unit is on.
 
     `in_turns` says whether units that can change one by one do so; `in_pairs` is that of `_Way`.
     """
@@ -139,16 +139,14 @@ def rollout_minutes(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool
     pair = _one_of_each_phase(together) if in_pairs else []
     rounds = [pair, [each for each in together if each not in pair]]
     start_s, *joint_s = (_start_s(plan, each) for each in (_one_of_each_phase(turns), *rounds))
-    if start_s is None or None in joint_s:
-        return None
     drains_s = [plan.drain_s * any(each.change in ENDING_FATES for each in units) for units in rounds]
-    together_s = sum(drains_s) + sum(each for each in joint_s if each)
+    together_s = sum(drains_s) + sum(joint_s)
     most_turns = max(Counter(each.phase for each in turns).values(), default=0)
     turns_s = most_turns * (plan.drain_s + start_s)
     is_in_order = has_controller(plan) and any(each.phase in plan.phases for each in together)
     changing_s = together_s + turns_s if is_in_order else max(together_s, turns_s)
     leave_s = plan.drain_s if any(each.change == "removed" for each in changes) else 0.0
-    return ceil((leave_s + changing_s) / MINUTE_S)
+    return ceil(leave_s + changing_s)
 
 
 def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> Iterator[str]:
@@ -206,8 +204,8 @@ def _one_of_each_phase(units: Sequence[UnitChange]) -> list[UnitChange]:
     return list({each.phase: each for each in units}.values())
 
 
-def _start_s(plan: Plan, starting: Sequence[UnitChange]) -> float | None:
-    """Return the seconds until all of `starting` are ready if they start together; None if units' reads are unknown."""
+def _start_s(plan: Plan, starting: Sequence[UnitChange]) -> float:
+    """Return the seconds until all of `starting` are ready if they start together."""
     units = Counter(each.phase for each in starting)
     numbers = {phase: units[phase] for phase in plan.phases if units[phase]}
     if numbers:
@@ -276,10 +274,12 @@ def _rollout(way: _Way, steps: Sequence[_Step], after: Plan, changes: Sequence[U
     verdicts = [_verdict(way, step, ends=ends) for step in steps]
     phases = [phase for phase in steps[0].on if any(step.on[phase] for step in steps)]
     least = {phase: _lowest_capacity(way, phase, steps) for phase in phases}
+    seconds = rollout_s(after, changes, in_turns=way.turns != "none", in_pairs=way.in_pairs)
     worst = max(verdicts, key=SEVERITY.index)
     return Rollout(
         verdict=worst,
-        minutes=rollout_minutes(after, changes, in_turns=way.turns != "none", in_pairs=way.in_pairs),
+        seconds=seconds,
+        minutes=ceil(seconds / MINUTE_S),
         least_capacity={phase: units / of_units for phase, (units, of_units) in least.items()},
         least_units={phase: UnitCount(units=units, of_units=of_units) for phase, (units, of_units) in least.items()},
         missed_share=_missed_share(way, [step for step, each in zip(steps, verdicts, strict=True) if each == worst]),

@@ -138,7 +138,7 @@ def verdicts(change: Change) -> tuple[str, ...]:
     short = [describe_shortage(each) for each in change.shortages]
     if change.verdict == "no_restart":
         starts = any(each.change == "new" for each in change.units)
-        ready = f"; new units are ready after {change.minutes} min" if starts and change.minutes is not None else ""
+        ready = f"; new units are ready after {change.minutes} min" if starts else ""
         return (f"no_restart: {EFFECTS['no_restart']}{ready}", *short)
     gateway = [GATEWAY_SERVES] if any(map(_is_replaced_gateway, change.units)) else []
     if len(set(map(repr, change.ways.values()))) == 1:
@@ -236,12 +236,12 @@ def _weights(change: Change) -> Iterator[str]:
     """Yield a line on the weights that starting units read."""
     reads = change.weights
     if reads.units:
-        size = "unknown size" if reads.bytes is None else _format_bytes(reads.bytes)
+        size = _format_bytes(reads.bytes)
         yield f"{size}, read from {reads.checkpoint or 'storage'} to start {counted(reads.units, 'unit')}"
 
 
 def _describe_moves(moves: PhaseMoves) -> str:
-    size = "" if moves.bytes is None else f", {_format_bytes(moves.bytes)} in {counted(moves.units, 'unit')}"
+    size = f", {_format_bytes(moves.bytes)} in {counted(moves.units, 'unit')}"
     return f"{moves.slots_changed:,} of a unit's {counted(moves.of_slots, 'slot')} change{size}"
 
 

@@ -209,9 +209,11 @@ def static_fraction(engine: EngineName, weight_bytes: int, kv_bytes: int, gpu_by
     return ceil(10_000 * (weight_bytes + kv_bytes) / free) / 10_000
 
 
-def loaded_bytes(memory: Sequence[MemoryPlan]) -> dict[Phase, tuple[int, int]]:
-    """Return phase -> (bytes of the weights that one rank reads, bytes of its expert slots among these)."""
-    return {each.phase: (each.read_bytes, each.parts["routed"]) for each in memory}
+def loaded_bytes(spec: ResolvedSpec, layout: PhaseLayout) -> tuple[int, int]:
+    """Return (bytes of the weights that one rank reads, bytes of its expert slots among these), on a CPU too."""
+    weights = _as_loaded(spec, spec.loaded_model.one_of(layout.attention_tp), layout)
+    slots = layout.slots_per_gpu * weights.slot
+    return weights.total(layout.slots_per_gpu) - weights.absorbed, slots
 
 
 def node_bytes(weights_bytes: int, routed_bytes: int, ep_size: int, attention_tp: int, gpus_per_node: int) -> float:

@@ -26,6 +26,7 @@ def controller_variables(plan: Plan) -> Variables | None:
     if kubernetes.controller is None or day is None:
         return None
     name, namespace = names.controller_name(plan.name), kubernetes.namespace
+    start_s = single_start_s(plan)
     resources = container_resources(kubernetes.controller.resources)
     variables: Variables = {
         "name": name,
@@ -45,15 +46,15 @@ def controller_variables(plan: Plan) -> Variables | None:
         "drain_s": f"{day.drain_s:g}",
         "turns": kubernetes.controller.turns,
         "ready_s": f"{kubernetes.ready_timeout:g}",
+        "start_s": ceil(start_s),
+        "turn_s": ceil(plan.drain_s + start_s),
         "units": _unit_variables(plan),
         "steps": _steps(day.steps),
         **probes_without_weights(kubernetes, LIVENESS),
     }
-    start_s = single_start_s(plan)
-    turn = {} if start_s is None else {"start_s": ceil(start_s), "turn_s": ceil(plan.drain_s + start_s)}
     # Another engine's router cannot tell units of different images apart.
     same_image = {"same_image": True} if plan.engine != OURS and len(plan.phases) > 1 else {}
-    more = priority_of(kubernetes) | turn | same_image | ({"resources": resources} if resources else {})
+    more = priority_of(kubernetes) | same_image | ({"resources": resources} if resources else {})
     parts = (
         _other_days(day),
         _lending_variables(plan),

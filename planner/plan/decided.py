@@ -12,7 +12,7 @@ from planner.layout.memory import STAGED_EXPERTS, staging_bytes
 from planner.plan.launch import kv_dtype_of
 from planner.plan.plan import PLAN_VERSION
 from planner.plan.rebuild import KeptFacts, SharedFacts, rebuilt_sections
-from planner.plan.sections import LiveMap, Map, Memory, ModelShape
+from planner.plan.sections import LiveMap, Map, Memory, ModelShape, Reads
 from planner.problems.fix import apply_change
 from planner.rules.schedule import reset_spent_options
 from planner.search.auto import Choice
@@ -46,12 +46,19 @@ def decided_sections(candidate: Candidate, choice: Choice) -> dict[str, Any]:
 def _kept_facts(candidate: Candidate, written: dict[str, Any]) -> KeptFacts:
     """Return the facts from which the running part of the plan follows. `written` is the spec as planned."""
     spec, model = candidate.resolved, candidate.resolved.model
+    memory = {each.phase: Memory.model_validate(each) for each in candidate.memory}
     shared = SharedFacts.model_construct(
         version=PLAN_VERSION,
         spec=written,
         inputs=dict(spec.inputs),
         model=ModelShape.model_validate(model),
-        memory={each.phase: Memory.model_validate(each) for each in candidate.memory},
+        memory=memory,
+        reads={
+            phase: Reads(all_bytes=all_bytes, slot_bytes=slot_bytes)
+            for phase, (all_bytes, slot_bytes) in candidate.loaded_bytes.items()
+            if phase not in memory
+        }
+        or None,
         shared_experts=model.num_shared_experts,
         kv_bytes_per_token=spec.loaded_model.kv_bytes_per_token(KV_BYTES[kv_dtype_of(spec.written)]),
         brings_code=model.brings_code or None,

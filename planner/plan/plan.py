@@ -45,6 +45,7 @@ from planner.plan.sections import (
     PhaseShape,
     PlacementQuality,
     PlannedUnit,
+    Reads,
     Schedule,
 )
 from planner.problems.errors import InfeasibleError
@@ -85,6 +86,7 @@ class Plan(Part):
     inputs: dict[str, Digest]  # digest of each file that the spec names, by that name
     phases: dict[Phase, PhaseShape]
     memory: dict[Phase, Memory]  # empty if ranks share host memory
+    reads: Maybe[dict[Phase, Reads]] = None  # of phases without `memory`
     runnable: bool
     why_not: tuple[str, ...]
     refusals: tuple[JsonFinding, ...]  # reasons why the engine cannot run it

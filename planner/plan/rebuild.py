@@ -32,7 +32,7 @@ from planner.layout.nodes import nodes_of
 from planner.layout.unit import Unit
 from planner.plan.launch import LaunchDocument, LaunchInputs, launch_documents, strip_map
 from planner.plan.plan import PLAN_VERSION, Plan, seal_plan
-from planner.plan.sections import LiveMap, Map, Memory, ModelShape, PlannedUnit
+from planner.plan.sections import LiveMap, Map, Memory, ModelShape, PlannedUnit, Reads, weights_read
 from planner.plan.shapes import WRITE_ONE
 from planner.problems.finding import Finding
 from planner.rules.check import mistakes_in
@@ -54,6 +54,7 @@ class SharedFacts(Part):
     inputs: dict[str, Digest]  # digests of the checkpoint's files, from which those of launch files follow
     model: ModelShape
     memory: dict[Phase, Memory]  # empty if ranks share host memory
+    reads: Maybe[dict[Phase, Reads]] = None  # of phases without `memory`
     shared_experts: Annotated[int, Field(ge=0)]
     kv_bytes_per_token: Annotated[int, Field(ge=1)]
     brings_code: Maybe[bool] = None
@@ -103,6 +104,7 @@ def shared_facts(plan: Plan) -> SharedFacts:
         inputs={name: plan.inputs[name] for name in _checkpoint_files(plan.spec) if name in plan.inputs},
         model=plan.model,
         memory=plan.memory,
+        reads=plan.reads,
         shared_experts=next(iter(plan.phases.values())).shared_per_gpu,
         kv_bytes_per_token=unit["kv_cache"]["bytes_per_token"],
         brings_code=unit.get("brings_code"),
@@ -154,14 +156,14 @@ def rebuilt_sections(kept: KeptFacts) -> dict[str, Any]:
     """Return the sections that are kept or follow from kept facts: all that runs, except `expert_maps`."""
     digests = {phase: digest_of(rows) for phase, rows in kept.maps.items()}
     documents = _launch_documents(kept, digests)
-    weights = {phase: (each.read_bytes, each.weights.routed) for phase, each in kept.shared.memory.items()}
-    times = start_times(kept.spec, list(kept.layouts.values()), weights)
+    times = start_times(kept.spec, list(kept.layouts.values()), weights_read(kept.shared.memory, kept.shared.reads))
     return {
         "name": kept.spec.name,
         "spec": kept.shared.spec,
         "inputs": kept.shared.inputs,
         "model": kept.shared.model,
         "memory": kept.shared.memory,
+        "reads": kept.shared.reads,
         "live_maps": kept.shared.live_maps,
         "runnable": kept.is_runnable,
         "phases": kept.layouts,
@@ -233,7 +235,8 @@ def _check_engine(spec: Spec, model_type: str, memory: Collection[Phase]) -> Ite
 
 
 def _check_phases(kept: KeptFacts) -> Iterator[Reference]:
-    yield "memory", sorted(kept.shared.memory), "phases", kept.shared.memory.keys() <= kept.layouts.keys()
+    weights = weights_read(kept.shared.memory, kept.shared.reads)
+    yield "memory", sorted(weights), "phases", weights.keys() == kept.layouts.keys()
     counts = Counter(unit.phase for unit in kept.units)
     for phase, layout in kept.layouts.items():
         source = f"spec, which has {counted(layout.num_units, f'{phase} unit')}"

@@ -6,6 +6,7 @@ directly if its names are the file's. The file omits `Maybe` keys without a valu
 """
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -232,6 +233,22 @@ class Memory(Part):
     def read_bytes(self) -> int:
         """Return the bytes of weights that a rank reads: what the engine makes of them after reading is left out."""
         return self.weights_bytes - self.weights.absorbed
+
+
+class Reads(Part):
+    """The bytes of weights that a rank reads, and those of its expert slots among these."""
+
+    all_bytes: Count
+    slot_bytes: Annotated[int, Field(ge=0)]
+
+
+def weights_read(memory: Mapping[Phase, Memory], reads: Mapping[Phase, Reads] | None) -> dict[Phase, tuple[int, int]]:
+    """Return phase -> (bytes of the weights that one rank reads, bytes of its expert slots among these).
+
+    `reads` has the phases that `memory` lacks.
+    """
+    known = {phase: (each.read_bytes, each.weights.routed) for phase, each in memory.items()}
+    return known | {phase: (each.all_bytes, each.slot_bytes) for phase, each in (reads or {}).items()}
 
 
 class Goal(Part):

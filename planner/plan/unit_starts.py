@@ -10,32 +10,27 @@ from planner.facts.day import HOUR_MINUTES
 from planner.facts.terms import Phase
 from planner.layout.layout import layout_of
 from planner.plan.plan import Plan
+from planner.plan.sections import weights_read
 from planner.schedule.starts import StartTimes, Window, start_times, starts_of
 
 
-def unit_start_times(plan: Plan) -> StartTimes | None:
-    """Return what determines how long the plan's units take to start; None if the size of some weights is unknown."""
-    weights = {phase: (each.read_bytes, each.weights.routed) for phase, each in plan.memory.items()}
+def unit_start_times(plan: Plan) -> StartTimes:
+    """Return what determines how long the plan's units take to start."""
     layouts = [
         layout_of(plan.spec, phase, each.num_logical_experts, each.shared_per_gpu)
         for phase, each in plan.phases.items()
     ]
-    return start_times(plan.spec, layouts, weights)
+    return start_times(plan.spec, layouts, weights_read(plan.memory, plan.reads))
 
 
-def single_start_s(plan: Plan) -> float | None:
-    """Return the seconds in which one unit of each phase starts, all together; None if weights are unknown."""
+def single_start_s(plan: Plan) -> float:
+    """Return the seconds in which one unit of each phase starts, all together."""
     return joint_start_s(plan, dict.fromkeys(plan.phases, 1))
 
 
-def joint_start_s(plan: Plan, starting: Mapping[Phase, int]) -> float | None:
-    """Return the seconds until the `starting` units of each phase are ready, if they start at once while others serve.
-
-    None if the size of some phase's weights is unknown.
-    """
+def joint_start_s(plan: Plan, starting: Mapping[Phase, int]) -> float:
+    """Return the seconds until the `starting` units of each phase are ready, if all start at once and others serve."""
     times = unit_start_times(plan)
-    if times is None:
-        return None
     all_on = {phase: len(plan.units_of(phase)) for phase in plan.phases}
     serving = {phase: number - starting.get(phase, 0) for phase, number in all_on.items()}
     (read,) = starts_of([Window(0, serving), Window(HOUR_MINUTES, all_on)], times)

@@ -27,9 +27,8 @@ def memory_holds_a_request(c: Candidate) -> Iterator[Finding]:
 
 def units_are_ready_in_time(c: Candidate) -> Iterator[Finding]:
     """Reject a `warm_up` that is shorter than the longest start of units in the schedule."""
-    schedule, times = c.resolved.written.schedule, c.start_times
-    if schedule is not None and times is not None:
-        yield from find_late_starts(schedule, times)
+    if (schedule := c.resolved.written.schedule) is not None:
+        yield from find_late_starts(schedule, c.start_times)
 
 
 def experts_survive_failures(c: Candidate) -> Iterator[Finding]:

@@ -56,7 +56,7 @@ class Candidate(Protocol):
         """The memory of one GPU of each phase; empty if ranks share the host's memory."""
 
     @property
-    def start_times(self) -> "StartTimes | None":
+    def start_times(self) -> "StartTimes":
         """How long units take to start; None if unknown."""
 
     @property

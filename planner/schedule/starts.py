@@ -2,9 +2,10 @@
 
     start = pods, then weights, then join, maps, graphs, ready
 
-The spec gives the time of each stage except the weights. All nodes of all starting units read weights at once. A node
-is limited by its own link, and all nodes together by the storage. If a start begins while an earlier start still reads,
-it waits for that one to finish, so the storage is never idle and the last byte arrives as early as in any other order.
+The spec gives the time of each stage except the weights; CPUs capture no graphs. All nodes of all starting units read
+weights at once. A node is limited by its own link, and all nodes together by the storage. If a start begins while an
+earlier start still reads, it waits for that one to finish, so the storage is never idle and the last byte arrives as
+early as in any other order.
 
     loaded(i) = max(begin(i), loaded(i - 1)) + bytes(i) / storage, and >= begin(i) + bytes of a node / its link
 
@@ -77,16 +78,11 @@ class Start:
     node_s: float  # seconds that the slowest node reads if only its own link limits it
 
 
-def start_times(
-    spec: Spec, layouts: Sequence[PhaseLayout], weights: Mapping[Phase, tuple[int, int]]
-) -> StartTimes | None:
-    """Return the times and weights that decide how long units start; None if weights are unknown, as on a CPU.
+def start_times(spec: Spec, layouts: Sequence[PhaseLayout], weights: Mapping[Phase, tuple[int, int]]) -> StartTimes:
+    """Return the times and weights that decide how long units start.
 
-    Without a schedule the fixed stages take their default times. `weights` has, for one GPU of each phase, the bytes of
-    all weights and of its expert slots alone (`loaded_bytes`).
+    `weights` has, for one rank of each phase, the bytes of all weights and of its expert slots alone (`loaded_bytes`).
     """
-    if len(weights) < len(layouts):
-        return None
     gpus_per_node = spec.cluster.gpus_per_node
     units = {
         layout.phase: UnitRead(
@@ -95,7 +91,9 @@ def start_times(
         )
         for layout in layouts
     }
-    return StartTimes(start_stages(spec), spec.kubernetes.load_rate * BYTES_PER_GBIT, units)
+    no_graphs = {} if spec.is_on_gpus else {"graphs": 0.0}
+    stages = start_stages(spec).model_copy(update=no_graphs)
+    return StartTimes(stages, spec.kubernetes.load_rate * BYTES_PER_GBIT, units)
 
 
 def start_stages(spec: Spec) -> StartSpec:

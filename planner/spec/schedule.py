@@ -101,7 +101,7 @@ class StartSpec(Section):
         "400GB/s", "Bandwidth of the storage, shared by all nodes that read weights at once."
     )
     join: Seconds = quantity_field("30s", "Time until all ranks of a unit have joined each other.")
-    graphs: Seconds = quantity_field("60s", "Time to capture CUDA graphs.")
+    graphs: Seconds = quantity_field("60s", "Time to capture CUDA graphs; none on CPUs.")
     notice: Seconds = quantity_field("5min", "Notice before a start, for other work to leave the nodes.")
 
 

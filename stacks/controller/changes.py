@@ -64,7 +64,7 @@ class Share:
 class ChangeRecord:
     """The record of one change, finished or under way. Times are seconds since 1970-01-01 00:00 UTC.
 
-    `promised_minutes` is None if the time of a start is unknown, or if turns wait for a state with room.
+    `promised_s` is None if the deployment does not say how long a start takes, or if turns wait for a state with room.
     """
 
     began: float
@@ -72,7 +72,7 @@ class ChangeRecord:
     left: tuple[UnitChange, ...] = ()
     least: Mapping[Phase, Share] = field(default_factory=dict)
     promised_least: Mapping[Phase, Share] = field(default_factory=dict)
-    promised_minutes: int | None = None
+    promised_s: int | None = None
     ended: float | None = None
     is_replaced: bool = False  # another change has taken its place
     num_failed: int | None = None  # None until a gateway's metrics have been read
@@ -225,14 +225,12 @@ def _promise(change: ChangeRecord, situation: Situation, decision: Decision, spe
     return replace(
         change,
         promised_least=_promise_least(change, situation, decision, in_turn, is_crossing=is_crossing),
-        promised_minutes=None
-        if waits_for_room
-        else _expected_minutes(change, spec, rounds, has_stand_ins=bool(stand_ins)),
+        promised_s=None if waits_for_room else _expected_s(change, spec, rounds, has_stand_ins=bool(stand_ins)),
     )
 
 
-def _expected_minutes(change: ChangeRecord, spec: Mapping[str, Any], rounds: int, *, has_stand_ins: bool) -> int | None:
-    """Return the minutes that the change should take, rounded up; None if the deployment has no start time.
+def _expected_s(change: ChangeRecord, spec: Mapping[str, Any], rounds: int, *, has_stand_ins: bool) -> int | None:
+    """Return the seconds that the change should take, rounded up; None if the deployment has no start time.
 
     New units and stand-ins start first; stand-ins wait for the notice if nodes are lent. Then units restart in
     `rounds`, and those that leave drain last.
@@ -245,7 +243,7 @@ def _expected_minutes(change: ChangeRecord, spec: Mapping[str, Any], rounds: int
     if has_stand_ins and "lendNodes" in spec:
         first_s += spec["lendNodes"]["noticeSeconds"] / spec.get("pace", 1)
     last_s = turn_s - start_s if "removed" in fates else 0.0
-    return ceil((first_s + rounds * turn_s + last_s) / MINUTE_S)
+    return ceil(first_s + rounds * turn_s + last_s)
 
 
 def _promise_least(
@@ -296,7 +294,8 @@ def _keep_newest(changes: Sequence[ChangeRecord]) -> list[ChangeRecord]:
 def _change_json(change: ChangeRecord) -> dict[str, Any]:
     ended = {} if change.ended is None else {"ended": timestamp(change.ended)}
     outcome = {} if change.ended is None else {"outcome": "Replaced" if change.is_replaced else "CarriedOut"}
-    minutes = {} if change.promised_minutes is None else {"minutes": change.promised_minutes}
+    seconds = change.promised_s
+    time = {} if seconds is None else {"seconds": seconds, "minutes": ceil(seconds / MINUTE_S)}
     return {
         "began": timestamp(change.began),
         **ended,
@@ -306,7 +305,7 @@ def _change_json(change: ChangeRecord) -> dict[str, Any]:
         "least": _shares_json(change.least),
         **({} if change.num_failed is None else {"failed": change.num_failed}),
         **({"gateways": dict(change.gateways)} if change.gateways and change.ended is None else {}),
-        "promised": {"least": _shares_json(change.promised_least), **minutes},
+        "promised": {"least": _shares_json(change.promised_least), **time},
     }
 
 
@@ -322,7 +321,7 @@ def _read_change(written: Mapping[str, Any], began: float) -> ChangeRecord:
         _read_units(written["left"]),
         _read_shares(written["least"]),
         _read_shares(written["promised"]["least"]),
-        written["promised"].get("minutes"),
+        written["promised"].get("seconds"),
         ended,
         written.get("outcome") == "Replaced",
         written.get("failed"),

@@ -12,10 +12,11 @@ the change says that.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from planner.diff.change import ENDING_FATES, Change
-from planner.diff.rollout import rollout_minutes
-from planner.facts.day import HOUR_MINUTES
+from planner.diff.rollout import rollout_s
+from planner.facts.day import HOUR_MINUTES, MINUTE_S
 from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
@@ -77,14 +78,12 @@ def weigh_maps(before: Plan, plan: Plan, change: Change, most_hours: float) -> W
     new maps are worth it if their gain makes up for the restarts within `most_hours`.
     """
     restarting = [each for each in change.units if each.phase in plan.phases and each.change in ENDING_FATES]
-    minutes = rollout_minutes(plan, restarting, in_turns=False)
+    minutes = ceil(rollout_s(plan, restarting, in_turns=False) / MINUTE_S)
     if change.loads is not None and change.loads.figures_before == "before":
         return _unknown("what the present maps make of the new loads is unknown", most_hours)
     kept, new = _rates(before), _rates(plan)
     if kept.keys() != plan.phases.keys() or new.keys() != kept.keys():
         return _unknown("the plan predicts no tokens/s for a phase", most_hours)
-    if minutes is None:
-        return _unknown("the plan does not say how long a restart takes", most_hours)
     restarted = Counter(each.phase for each in restarting)
     return Worth(
         rates={phase: (kept[phase], new[phase]) for phase in new},
@@ -92,7 +91,7 @@ def weigh_maps(before: Plan, plan: Plan, change: Change, most_hours: float) -> W
         lost_gpu_hours=sum(restarted[phase] * plan.phases[phase].ep_size for phase in new) * minutes / HOUR_MINUTES,
         restarts=len(restarting),
         restart_minutes=minutes,
-        read_bytes=change.weights.bytes or 0,
+        read_bytes=change.weights.bytes,
         most_hours=most_hours,
     )
 

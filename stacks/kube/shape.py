@@ -101,7 +101,7 @@ CHANGE = {  # of units, as the controller has recorded it
     "units": UNITS,
     "left": UNITS,
     "least": LEAST,
-    "promised": {"least": LEAST, "minutes?": int},
+    "promised": {"least": LEAST, "seconds?": int, "minutes?": int},
 }
 
 # kind -> the fields that the code reads besides metadata and the conditions of the status

@@ -60,6 +60,7 @@ NOT_TOLD = {
     "why_not": "is told as refusals",
     "report": "is itself",
     "live_maps": "binds what the controller does later",
+    "reads": "is told as the stages of a start",
     "diff": "stands below the text, beside another plan",
 }
 

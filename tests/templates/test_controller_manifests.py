@@ -95,10 +95,14 @@ def test_a_new_template_waits_for_the_units_turn(objects, tmp_path):
 
 @pytest.mark.parametrize(("controller", "turns"), [({}, "now"), ({"turns": "with_room"}, "with_room")])
 def test_the_controller_knows_when_units_change_and_how_long_they_may_take(controller, turns, tmp_path):
-    """And each unit's nodes, since a unit may have to wait for another one to leave them."""
+    """And each unit's nodes, since a unit may have to wait for another one to leave them.
+
+    A start takes 10 s for pods, 1 s to join, 5 s for maps, 10 s to be ready, and milliseconds for the demo's weights.
+    """
     day = rendered(tmp_path, controller=controller, ready_timeout="20min")["TidemillDeployment", "demo-day"]["spec"]
 
     assert (day["turns"], day["readySeconds"]) == (turns, 1200)
+    assert (day["startSeconds"], day["turnSeconds"]) == (10 + 1 + 5 + 10 + 1, day["startSeconds"] + 180)
     assert [each["nodes"] for each in day["units"]] == [[f"node-{index}"] for index in range(4)]
 
 

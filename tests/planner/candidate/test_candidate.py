@@ -43,7 +43,7 @@ def test_each_pass_runs_once(monkeypatch):
     candidate = Candidate.of(PUBLISHED)
     for _ in range(2):
         assert candidate.memory
-        assert candidate.start_times is not None
+        assert candidate.warnings is not None
 
     assert runs == ["prefill", "decode"]
 

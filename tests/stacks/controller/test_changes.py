@@ -63,7 +63,7 @@ def test_a_change_is_recorded_in_order_beside_its_promise():
     assert (change["left"], change["outcome"]) == ([], "CarriedOut")
     assert (change["began"], change["ended"]) == (timestamp(NOON), timestamp(NOON + 240))
     assert change["least"] == TWO
-    assert change["promised"] == {"least": TWO, "minutes": 20}
+    assert change["promised"] == {"least": TWO, "seconds": 1200, "minutes": 20}
 
 
 @settings(max_examples=10, deadline=None)
