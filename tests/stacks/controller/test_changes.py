@@ -128,6 +128,20 @@ def test_a_change_that_a_revert_replaces_ends_and_another_begins():
     assert second["promised"]["minutes"] == 10
 
 
+def test_templates_that_come_during_a_change_join_it_and_later_ones_make_their_own():
+    """A tool applies objects one by one. Whichever change a unit is in, its promise is what then happens."""
+    first, after = (OLD, READY, OLD, READY), (READY,) * 4
+    (joined,) = follow(first, (STARTING, OLD, STARTING, OLD), (READY, STARTING, READY, STARTING), after)
+    own = follow(first, after, (READY, OLD, READY, OLD), (READY, STARTING, READY, STARTING), after)
+
+    assert (names(joined["units"]), joined["promised"]["seconds"]) == (["p0", "d0", "p1", "d1"], 1200)
+    assert [(names(each["units"]), each["promised"]["seconds"]) for each in own] == [
+        (["p0", "d0"], 600),
+        (["p1", "d1"], 600),
+    ]
+    assert {str(each["promised"]["least"]) for each in (joined, *own)} == {str(TWO)}
+
+
 def test_units_that_come_and_go_change_too():
     """The one that leaves counts as one that was to serve, and the new one does not."""
     gone = replace(seen((READY, READY, READY, OFF)), departed=(LiveUnit("p9", "prefill", 1, is_ready=True),))
