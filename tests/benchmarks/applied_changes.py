@@ -28,6 +28,7 @@ from kubernetes import client
 
 from planner.compiler import compile_plan
 from planner.diff.diff import compare_plans
+from planner.facts.day import MINUTE_S
 from planner.facts.digest import pretty_json
 from planner.facts.names import UNIT_LABEL
 from planner.rules.check import check_spec
@@ -168,11 +169,20 @@ def describe(diff, done):
     """Print what the diff had promised, and what the controller has recorded."""
     way = diff["ways"]["git"]
     fewest = {phase: f"{each['units']} of {each['of_units']}" for phase, each in way["least_units"].items()}
-    print(f"  promised: {way['verdict']}, {way['minutes']} min, at least {fewest}")
+    print(f"  promised: {way['verdict']}, {_in_minutes(way['seconds'])}, at least {fewest}")
     order = ", ".join(f"{each['change']} {each['name'].removeprefix(f'{NAME}-')}" for each in done["units"])
     fewest = {phase: f"{each['units']} of {each['ofUnits']}" for phase, each in done["least"].items()}
     took_s = parse_instant(done["ended"]) - parse_instant(done["began"])
-    print(f"  happened: {order}; {took_s:.0f} s, at least {fewest}", flush=True)
+    print(f"  happened: {order}; {_in_minutes(took_s)}, at least {fewest}")
+    by_controller = done["promised"]["seconds"]
+    print(
+        f"  seen / promised: {took_s / way['seconds']:.2f} by the diff, {took_s / by_controller:.2f} by the controller"
+    )
+    sys.stdout.flush()
+
+
+def _in_minutes(seconds):
+    return f"{seconds / MINUTE_S:.1f} min ({seconds:.0f} s)"
 
 
 def bring_controller(day, goals):

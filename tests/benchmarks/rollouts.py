@@ -44,6 +44,7 @@ from tests.stacks.deployments import wait_until
 TURNS_S = 900  # of a busy machine
 UNITS = [f"{NAME}-{phase}-{index}" for phase in ("prefill", "decode") for index in (0, 1)]
 OTHER_LOAD = {"alpha": 1.2, "seed": 1}
+DRAIN = "20s"  # a turn is promised with all of it, and answers of these streams take seconds
 
 
 def main():
@@ -100,7 +101,7 @@ def deploy(cluster, folder, tool):
         cluster={"gpus_per_node": 2},
         prefill=two_ranks,
         decode=two_ranks,
-        kubernetes={"namespace": NAMESPACE, "controller": {} if tool else None},
+        kubernetes={"namespace": NAMESPACE} | ({"controller": {}, "drain": DRAIN} if tool else {"controller": None}),
     )
     if tool is None:
         deployed.change_spec(lambda spec: spec["kubernetes"].pop("overlay"))
