@@ -105,7 +105,7 @@ class SwitchingRank:
         """Answer until the first rank's script is over and the last answers are complete."""
         for wish in self.wishes.values():
             self.ask(wish)
-        script, noted = self.lead() if self.group.rank == 0 else iter(()), self.switch.standing
+        script, noted = self.lead() if self.group.rank == 0 else iter(()), self.switch.slots
         while True:
             goes_on, is_timed, switches = next(script, (False, False, False))
             votes = self.served.has_work(), goes_on, is_timed, switches, *self.switch.votes()
@@ -116,8 +116,8 @@ class SwitchingRank:
             began = time.monotonic()
             self.switch.turn(lags, fails)
             self.stall_s = max(self.stall_s, time.monotonic() - began)
-            if not is_timed and noted is not self.switch.standing:
-                noted, self.num_tried = self.switch.standing, self.num_tried + 1
+            if not is_timed and noted is not self.switch.slots:
+                noted, self.num_tried = self.switch.slots, self.num_tried + 1
                 self.note_switch()
             if not has_work and not goes_on:
                 self.count_rows()
@@ -189,7 +189,7 @@ class SwitchingRank:
         self.count_rows()
         size = self.load.rows.shape[1]
         first = self.group.rank * size
-        before, self.held = self.held, self.switch.standing.physical_to_logical
+        before, self.held = self.held, self.switch.slots
         for number, (layer, expected) in enumerate(zip(self.layers, self.expected, strict=True)):
             for slot in range(size):
                 expert = self.held[number][first + slot]

@@ -43,7 +43,7 @@ class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Standing:
-    """The epoch that a unit is in. `physical_to_logical` is what the unit's slots hold, in any order within a rank."""
+    """The epoch that a unit is in. Slots hold what `physical_to_logical` says, in any order within a rank."""
 
     number: int
     digest: str

@@ -113,6 +113,7 @@ class Switch:
     ) -> None:
         """Be ready to switch from `standing`. `link` leads to the layers' device; None if that is the CPU."""
         self.standing, self.totals = standing, SwitchTotals()
+        self.slots = standing.physical_to_logical  # what they hold, which later differs in the order within a rank
         self._link = HostLink() if link is None else link
         self._launch, self._group, self._layers = launch, group, layers
         self._checksums: Checksums | None = None  # None before the first switch
@@ -161,10 +162,10 @@ class Switch:
             self.totals.stall_s += time.monotonic() - began
 
     def _begin(self) -> None:
-        slots_per_rank = len(self.standing.physical_to_logical[0]) // self._group.size
+        slots_per_rank = len(self.slots[0]) // self._group.size
         proposal = None if self._proposals.empty() else self._proposals.get()
         staging = Staging(self._group, self._layers, slots_per_rank, STAGED_EXPERTS, self._link)
-        maps = [list(slots) for slots in self.standing.physical_to_logical]
+        maps = [list(slots) for slots in self.slots]
         self._walk = walk = _Walk(proposal, staging, maps, time.monotonic())
         self._part = self._do_beside(self._receive_document, walk)
 
@@ -209,10 +210,12 @@ class Switch:
     def _end(self, walk: _Walk) -> None:
         """End the switch in the new epoch or, if it was turned back, in the old one. Report how it ended.
 
-        In the old epoch, experts may have changed places among the slots of a rank.
+        The slots may hold a rank's experts in another order than the epoch's map has them.
         """
-        now = self.standing if walk.reason is not None or walk.epoch is None else walk.epoch
-        self.standing = Standing(now.number, now.digest, walk.maps)
+        if walk.reason is None and walk.epoch is not None:
+            epoch = walk.epoch
+            self.standing = Standing(epoch.number, epoch.digest, epoch.physical_to_logical)
+        now, self.slots = self.standing, walk.maps
         seconds = time.monotonic() - walk.began
         self.totals.num_undone += walk.reason is not None
         self.totals.moves += walk.moves

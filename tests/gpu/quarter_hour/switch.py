@@ -133,7 +133,7 @@ class SwitchingRank:
         size = self.wide.model.load.rows.shape[1]
         for number in range(MOVED_LAYERS):
             for slot in range(size):
-                expert = self.switch.standing.physical_to_logical[number][self.wide.group.rank * size + slot]
+                expert = self.switch.slots[number][self.wide.group.rank * size + slot]
                 if not self.wide.holds(number, slot, expert):
                     self.wrong.append(f"rank {self.wide.group.rank}: layer {number} slot {slot} is not {expert}")
 

@@ -90,6 +90,19 @@ def test_a_unit_decides_one_epoch_at_a_time():
     assert switch.totals.num_undone == 0
 
 
+def test_the_map_of_an_epoch_is_that_of_its_document():
+    """A rank's slots keep their order, but the map that it shows is the document's, so that its digest is known."""
+    slots, endings = [[*range(NUM_EXPERTS)]], []
+    launch = unit_launch(1, slots)
+    switch = Switch(launch, SoloGroup(), [HeldExperts(NUM_EXPERTS)], first_standing(launch))
+    switch.propose(Proposal(epoch_document(launch, switch.standing, [slots[0][::-1]]), endings.append))
+    while not endings:
+        switch.turn(*switch.votes())
+
+    assert switch.standing.physical_to_logical == [slots[0][::-1]]
+    assert switch.slots == slots
+
+
 def test_a_unit_with_a_wrong_slot_ends():
     """A slot that no longer holds what was loaded is found at the end of the next switch, and the unit starts again."""
     layer, endings = HeldExperts(NUM_EXPERTS), []
