@@ -22,7 +22,7 @@ from planner.problems.printable import printable
 from planner.schedule.schedule import ALL_STAY_ON
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest, Reference
-from stacks.local.cli import day_line, done_acts, explain_state
+from stacks.local.cli import day_line, done_acts, explain_state, map_json
 from stacks.local.deployment import promised_ms
 from stacks.local.record import GatewayRecord, Record, UnitRecord
 from stacks.measured.samples import Sample, fetch, read_samples
@@ -55,7 +55,8 @@ Ask = Callable[[], str]
 class Part:
     """A unit or a gateway of a deployment, and its state.
 
-    `ranks` is 0 for gateways; `reason` says why the part is not ready, or what is wrong with it.
+    `ranks` is 0 for gateways; `reason` says why the part is not ready, or what is wrong with it. `own_map` names the
+    expert map that a unit follows instead of the plan's, and why.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Part:
     ranks: int
     state: str
     reason: str | None
+    own_map: str | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,14 @@ def look_at_cluster(plan: Plan, api: "Api") -> Look:
         name=plan.name,
         where=f"{live.endpoint}, plan {digest}",
         units=tuple(
-            Part(names.short_name(each.name, plan.name), each.phase, each.ranks, each.state, _printable(each.reason))
+            Part(
+                names.short_name(each.name, plan.name),
+                each.phase,
+                each.ranks,
+                each.state,
+                _printable(each.reason),
+                _own_map(each.expert_map),
+            )
             for each in live.units
         ),
         day=_controller_line(status),
@@ -151,8 +160,19 @@ def _short(digest: str) -> str:
 
 def _part(record: Record, part: UnitRecord | GatewayRecord, phase: str, ranks: int) -> Part:
     name = names.short_name(part.name, record.name)
-    state = f"loading {part.loaded:.0%}" if isinstance(part, UnitRecord) and part.state == "loading" else part.state
-    return Part(name, phase, ranks, state, _printable(explain_state(record, part)))
+    state, own_map = part.state, None
+    if isinstance(part, UnitRecord):
+        state = f"loading {part.loaded:.0%}" if state == "loading" else state
+        own_map = _own_map(map_json(part))
+    return Part(name, phase, ranks, state, _printable(explain_state(record, part)), own_map)
+
+
+def _own_map(expert_map: Mapping[str, str] | None) -> str | None:
+    """Return which expert map a unit follows instead of the plan's, and why; None if it follows the plan's."""
+    if expert_map is None or expert_map["in_service"] == expert_map["plan"]:
+        return None
+    why = f": {expert_map['why']}" if "why" in expert_map else ""
+    return printable(f"{_short(expert_map['in_service'])}{why}")
 
 
 def _printable(reason: str | None) -> str | None:

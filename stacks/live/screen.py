@@ -64,10 +64,15 @@ def draw(
 def new_events(before: Look | None, after: Look, clock: str) -> Iterator[Event]:
     """Yield what has happened between the looks `before` and `after`, at the time `clock`.
 
-    For the first look, yield the events that the deployment itself has recorded.
+    For the first look, yield the events that the deployment itself has recorded, and a unit's map unless it is the plan's.
     """
     known = before.events if before else ()
     yield from (each for each in after.events if each not in known)
+    maps = {part.name: part.own_map for part in before.units} if before else {}
+    for part in after.units:
+        if part.own_map != maps.get(part.name):
+            own = f"expert map {part.own_map}" if part.own_map else "the plan's expert map again"
+            yield clock if before else "", f"{part.name} follows {own}"
     if before is None:
         return
     states = {part.name: (part.state, part.reason) for part in (*before.units, *before.gateways)}

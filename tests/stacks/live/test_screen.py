@@ -134,6 +134,26 @@ def test_changes_between_looks_are_events():
     ]
 
 
+def test_another_expert_map_is_an_event():
+    """A unit that follows another map than at the last look, and one that begins with the plan's again."""
+    plain, first, second = (
+        replace(look("ready"), units=(replace(look("ready").units[0], own_map=own),))
+        for own in (None, "sha256:1: expert_load.live: max/mean 2 -> 1", "sha256:2: tidemill experts apply")
+    )
+
+    assert list(new_events(plain, first, "12:00:00")) == [
+        ("12:00:00", "decode-0 follows expert map sha256:1: expert_load.live: max/mean 2 -> 1")
+    ]
+    assert list(new_events(first, first, "12:00:01")) == []
+    assert list(new_events(first, second, "12:00:02")) == [
+        ("12:00:02", "decode-0 follows expert map sha256:2: tidemill experts apply")
+    ]
+    assert list(new_events(second, plain, "12:00:03")) == [("12:00:03", "decode-0 follows the plan's expert map again")]
+    assert list(new_events(None, first, "12:00:04")) == [
+        ("", "decode-0 follows expert map sha256:1: expert_load.live: max/mean 2 -> 1")
+    ]
+
+
 def test_in_a_cluster_the_first_rank_of_each_unit_is_asked():
     """Through the API server; a pod that does not answer is shown without figures."""
     plan = compile_plan(check_spec(DEMO_SPEC))
