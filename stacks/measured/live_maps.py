@@ -9,6 +9,7 @@ unit switches at a time, and no epoch of ours is handed over before the last one
 import time
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from operator import ne
@@ -21,6 +22,7 @@ from stacks.measured.better_map import find_better_map
 from stacks.measured.epochs import Ending, InService, Rows
 from stacks.measured.halves import Halves, MeasuredLoads
 from stacks.measured.limits import Limits
+from stacks.measured.moved import Moved, read_totals
 from stacks.measured.recorded import read_recorded
 
 __all__ = ["LiveMaps", "ServingUnit", "Turn"]
@@ -83,6 +85,7 @@ class LiveMaps:
         self._measured: dict[str, MeasuredLoads] = {}
         self._again_at: dict[str, float] = {}
         self._adopted: dict[str, InService] = {}  # by unit, what it has switched to last
+        self._moved: dict[str, Moved] = {}  # by unit, what its last switch has moved
         self._thread = ThreadPoolExecutor(1, "maps")
         self._turn: Future[Turn] | None = None
 
@@ -127,7 +130,7 @@ class LiveMaps:
         better = find_better_map(*halves, found.rows, unit.num_ranks, unit.rules, self._limits)
         if better.why_not is not None:
             return Turn(unit.name, f"{better}, but {better.why_not}" if better.moves else better.why_not, found)
-        return self._switch(unit, found, better.physical_to_logical, str(better))
+        return self._switch(unit, found, better.physical_to_logical, better.num_bytes, str(better))
 
     def _restore(self, unit: ServingUnit, found: InService, former: InService) -> Turn:
         """Switch a unit that has started again to its map of before.
@@ -135,16 +138,21 @@ class LiveMaps:
         Keep its present map if its plan has changed, or if the limits forbid the move.
         """
         moves = sum(map(ne, chain(*former.rows), chain(*found.rows)))
-        if former.unit_digest != found.unit_digest or moves * unit.rules.expert_bytes > self._limits.max_bytes:
+        num_bytes = moves * unit.rules.expert_bytes
+        if former.unit_digest != found.unit_digest or num_bytes > self._limits.max_bytes:
             return Turn(unit.name, in_service=found)
-        return self._switch(
-            unit, found, former.rows, f"the map of before it started again, for {counted(moves, 'expert')}"
-        )
+        said = f"the map of before it started again, for {counted(moves, 'expert')}"
+        return self._switch(unit, found, former.rows, num_bytes, said)
 
-    def _switch(self, unit: ServingUnit, found: InService, rows: Rows, said: str) -> Turn:
+    def _switch(self, unit: ServingUnit, found: InService, rows: Rows, num_bytes: int, said: str) -> Turn:
+        """Let a unit follow `rows`, which move `num_bytes`, and say what that took beside what was promised."""
+        promised, before = self._moved.get(unit.name, Moved(0)).promise(num_bytes), read_totals(unit.metrics)
         ending = unit.hand_over(rows)
         if ending.reason is not None:
             return Turn(unit.name, f"it stays in epoch {ending.number}: {ending.reason}", found, has_failed=True)
         del self._measured[unit.name]  # loads of the former map decide nothing
         self._adopted[unit.name] = adopted = InService(ending.number, rows, found.unit_digest)
+        with suppress(OSError, ValueError):  # it has switched, whoever can be asked how
+            self._moved[unit.name] = moved = read_totals(unit.metrics).since(before)
+            said = f"{said}; {moved.beside(promised)}"
         return Turn(unit.name, said, adopted, has_switched=True)

@@ -3,6 +3,8 @@
 import http.server
 import threading
 import time
+from itertools import chain
+from operator import ne
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +36,7 @@ class PlayedUnit:
     def __init__(self, cluster):
         self.cluster, self.standing, self.refused = cluster, first_standing(LAUNCH), []
         self.seen, self.hot, self.counts = None, HOT, [0] * len(HOT)
+        self.num_switches = self.moved = 0
 
     def page(self, path):
         """Return the page at a path. Each look finds more rows."""
@@ -47,6 +50,12 @@ class PlayedUnit:
             for layer in range(len(MAP))
             for expert, count in enumerate(self.counts)
         ]
+        switches = {
+            "bytes": self.moved / 2,
+            "seconds": 2.0 * self.num_switches,
+            "stall_seconds": 0.03 * self.num_switches,
+        }  # of each rank
+        rows += [f'tidemill_expert_moves_{name}_total{{rank="0"}} {value}' for name, value in switches.items()]
         return "\n".join([*rows, ""]).encode()
 
     def follow(self):
@@ -57,9 +66,16 @@ class PlayedUnit:
         self.seen = dict(mounted["data"])  # which a merge changes in place
         try:
             epoch = read_epoch(self.seen[names.NEXT_EPOCH_FILE].encode(), LAUNCH, self.standing)
+            self.moved += RULES.expert_bytes * count_moves(self.standing.physical_to_logical, epoch.physical_to_logical)
+            self.num_switches += 1
             self.standing = Standing(epoch.number, epoch.digest, epoch.physical_to_logical)
         except EpochError as error:
             self.refused.append(str(error))
+
+
+def count_moves(before, after):
+    """Return how many slots get another expert. These maps leave an expert that stays on a rank in its slot."""
+    return sum(map(ne, chain(*before), chain(*after)))
 
 
 @pytest.fixture
@@ -131,12 +147,7 @@ def test_the_controller_changes_a_map_within_its_limits(cluster, unit):
     """A unit takes the better map that the controller hands it: the diff's bytes are within max_bytes, and status and
     an event say what it gains."""
     said = rounds_until(cluster, lambda: "adopted" in shown(cluster))
-    moved = sum(
-        one != other
-        for rows in zip(MAP, unit.standing.physical_to_logical, strict=True)
-        for one, other in zip(*rows, strict=True)
-    )
-
+    moved = count_moves(MAP, unit.standing.physical_to_logical)
     written = cluster.objects["ConfigMap", names.epoch_config(LAUNCH.unit)]["metadata"]
 
     assert unit.standing.number == shown(cluster)["epoch"] == 1
@@ -145,6 +156,9 @@ def test_the_controller_changes_a_map_within_its_limits(cluster, unit):
     assert shown(cluster)["inService"] == digest_of(unit.standing.physical_to_logical) != digest_of(MAP)
     assert 0 < moved * RULES.expert_bytes <= 4000
     assert f"for {moved} experts" in shown(cluster)["adopted"]
+    assert (
+        "moved 0.0 MB (as promised), in 2.0 s (nothing promised), with 30 ms between steps" in shown(cluster)["adopted"]
+    )
     assert any("follows a better expert map: max/mean" in each for each in said)
     assert "ExpertMap" in {reason for reason, _ in cluster.told()}
 
@@ -156,11 +170,14 @@ def test_a_unit_that_starts_again_gets_its_map_back(cluster, unit):
     rounds_until(cluster, lambda: shown(cluster).get("epoch") == 1, follower)
     unit.hot = HOT[::-1]
     rounds_until(cluster, lambda: shown(cluster).get("epoch") == 2, follower)
+    adopted = shown(cluster)["adopted"]
     rows, unit.standing, unit.seen = unit.standing.physical_to_logical, first_standing(LAUNCH), None
     for address in ADDRESSES:
         cluster.objects["Pod", f"pod-{address}"]["metadata"]["uid"] += "-again"
     rounds_until(cluster, lambda: "before it started again" in shown(cluster).get("adopted", ""), follower)
 
+    assert "moved 0.0 MB (as promised), in 2.0 s (" in adopted
+    assert "nothing promised" not in adopted  # of the second switch, since there was a first one
     assert "predecessor" in unit.refused[0]  # of the second document, which follows the first
     assert unit.standing.number == shown(cluster)["epoch"] == 1
     assert unit.standing.physical_to_logical == rows

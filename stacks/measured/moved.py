@@ -1,0 +1,90 @@
+"""What a switch moves, and how long it takes: promised before, and counted by the ranks.
+
+    bytes     of the map's moved slots, which is what `max_bytes` limits
+    seconds   from the document's arrival to the end of the switch
+    stall     the time of these between steps, in which the unit does not compute
+
+Seconds and stall are promised by the unit's last switch, for as many bytes. Nobody promises those of its first one:
+they are a matter of links, memory and steps, which no plan knows for every machine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import urllib3
+
+from stacks.measured.samples import fetch, read_samples
+
+__all__ = ["Moved", "Totals", "read_totals"]
+
+COUNTED = ("bytes", "seconds", "stall_seconds")
+ASK_S = 10.0  # assumed: a rank's page has some hundred kB
+MAX_PAGE_BYTES = 2**26  # as for the page of an epoch
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes that all ranks receive, and the seconds and stall of the slowest rank, None where they are not known."""
+
+    num_bytes: int
+    seconds: float | None = None
+    stall_s: float | None = None
+
+    def promise(self, num_bytes: int) -> "Moved":
+        """Return what a switch that moves `num_bytes` takes, if it goes as this one did."""
+        if not self.num_bytes or self.seconds is None or self.stall_s is None:
+            return Moved(num_bytes)
+        share = num_bytes / self.num_bytes
+        return Moved(num_bytes, self.seconds * share, self.stall_s * share)
+
+    def beside(self, promised: "Moved") -> str:
+        """Return what was seen, and what had been promised, as a person reads it."""
+        rows = (
+            ("moved", self.num_bytes / 1e6, promised.num_bytes / 1e6, ",.1f", "MB"),
+            ("in", self.seconds, promised.seconds, ",.1f", "s"),
+            ("with", _ms(self.stall_s), _ms(promised.stall_s), ",.0f", "ms between steps"),
+        )
+        return ", ".join(_beside(*row) for row in rows if row[1] is not None)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What each rank of a unit has counted so far: bytes, seconds and stall."""
+
+    ranks: Sequence[tuple[float, ...]]
+
+    def since(self, before: "Totals") -> Moved:
+        """Return what was moved since `before`."""
+        grown = [
+            [after - earlier for after, earlier in zip(rank, former, strict=True)]
+            for rank, former in zip(self.ranks, before.ranks, strict=True)
+        ]
+        num_bytes, seconds, stall = zip(*grown, strict=True)
+        return Moved(round(sum(num_bytes)), max(seconds), max(stall))
+
+
+def read_totals(urls: Sequence[str]) -> Totals:
+    """Return what the ranks with metrics at `urls` have counted. Raises OSError or ValueError if one shows nothing."""
+    return Totals([_read_rank(url) for url in urls])
+
+
+def _read_rank(url: str) -> tuple[float, ...]:
+    try:
+        page = fetch(url, timeout_s=ASK_S, max_bytes=MAX_PAGE_BYTES).decode(errors="replace")
+    except urllib3.exceptions.HTTPError as error:
+        raise ValueError(f"{url} does not answer: {type(error).__name__}") from None
+    found = {each.name: float(each.written) for each in read_samples(page, "expert_moves_[a-z_]+_total")}
+    try:
+        return tuple(found[f"expert_moves_{name}_total"] for name in COUNTED)
+    except KeyError:
+        raise ValueError(f"{url} counts no switches") from None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds
+
+
+def _beside(verb: str, seen: float | None, promised: float | None, form: str, unit: str) -> str:
+    shown, said = (None if each is None else f"{each:{form}}" for each in (seen, promised))
+    promise = "nothing promised" if said is None else "as promised" if said == shown else f"{said} promised"
+    return f"{verb} {shown} {unit} ({promise})"
