@@ -132,22 +132,30 @@ def write_changes(api: Api, deployment: Manifest, changes: Sequence[Mapping[str,
     api.merge(reference, {"status": {"changes": changes}}, part="status", manager=FIELD_MANAGER)
 
 
-def write_next_epoch(api: Api, namespace: str, plan: str, unit: str, content: str) -> None:
+def write_next_epoch(api: Api, deployment: Manifest, unit: str, content: str) -> None:
     """Write the ConfigMap with the document of a unit's next epoch. Raises ProviderError if that fails.
 
-    It has no `app.kubernetes.io/instance`, by which Argo CD would take it for its own and prune it.
+    It belongs to the deployment's object, and goes with it. It has no `app.kubernetes.io/instance`, by which Argo CD
+    would take it for its own and prune it.
     """
-    reference = Reference("v1", "ConfigMap", namespace, names.epoch_config(unit))
+    owner = deployment["metadata"]
+    reference = Reference("v1", "ConfigMap", owner["namespace"], names.epoch_config(unit))
     data = {"data": {names.NEXT_EPOCH_FILE: content}}
     if api.get(reference) is not None:
         api.merge(reference, data, manager=FIELD_MANAGER)
         return
     metadata = {
         "name": reference.name,
-        "namespace": namespace,
-        "labels": {names.PLAN_LABEL: plan, names.UNIT_LABEL: unit},
+        "namespace": reference.namespace,
+        "labels": {names.PLAN_LABEL: owner["name"], names.UNIT_LABEL: unit},
+        "ownerReferences": [_owner_reference(owner)],
     }
     api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata} | data, manager=FIELD_MANAGER)
+
+
+def _owner_reference(owner: Manifest) -> Manifest:
+    about = {"name": owner["name"], "uid": owner["uid"]}
+    return {"apiVersion": names.DEPLOYMENT_API_VERSION, "kind": names.DEPLOYMENT_KIND} | about
 
 
 def write_event(

@@ -108,11 +108,11 @@ def serving_units(
     api: Api, deployment: Manifest, units: Sequence[LiveUnit], pods: Sequence[Manifest]
 ) -> "Iterator[ServingUnit]":
     """Yield the units that serve and can change their maps, from the deployment's `units` and all their `pods`."""
-    metadata, phases = deployment["metadata"], deployment["spec"]["liveMaps"]["phases"]
+    phases = deployment["spec"]["liveMaps"]["phases"]
 
     def hand_in(unit: str, content: str) -> None:
         try:
-            write_next_epoch(api, metadata["namespace"], metadata["name"], unit, content)
+            write_next_epoch(api, deployment, unit, content)
         except ProviderError as error:
             raise ValueError(f"its next epoch cannot be written: {error}") from None
 

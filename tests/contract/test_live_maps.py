@@ -152,6 +152,8 @@ def test_the_controller_changes_a_map_within_its_limits(cluster, unit):
 
     assert unit.standing.number == shown(cluster)["epoch"] == 1
     assert unit.refused == []
+    (owner,) = written["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == (names.DEPLOYMENT_KIND, "uid-of-a")  # with which it goes
     assert written["labels"] == {names.PLAN_LABEL: "a", names.UNIT_LABEL: LAUNCH.unit}  # none by which Argo CD prunes
     assert shown(cluster)["inService"] == digest_of(unit.standing.physical_to_logical) != digest_of(MAP)
     assert 0 < moved * RULES.expert_bytes <= 4000

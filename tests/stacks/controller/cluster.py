@@ -97,7 +97,8 @@ class MemoryCluster:
             self.events.append(manifest)
         else:
             metadata, spec = manifest["metadata"], manifest.get("spec")
-            stored = self.put(manifest["kind"], metadata["name"], labels=metadata.get("labels"), spec=spec)
+            owned = {key: metadata[key] for key in ("ownerReferences",) if key in metadata}
+            stored = self.put(manifest["kind"], metadata["name"], labels=metadata.get("labels"), spec=spec, **owned)
             stored |= {key: manifest[key] for key in ("data",) if key in manifest}
 
     def delete(self, reference, uid=None, *, immediately=False):
