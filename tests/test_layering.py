@@ -281,7 +281,8 @@ def test_only_the_compiler_knows_the_passes():
     """A pass that calls another would hide the order: it is a candidate's, and those know it who ask one.
 
     `rebuild.py` makes the schedule that a plan stores, and `plan.py` that which a plan is carried out by. `load.py`
-    makes what runs once more, to compare. `experts.py` balances loads without a spec.
+    makes what runs once more, to compare. `experts.py` balances loads without a spec. `as_run.py` asks what the day
+    costs if nothing switches its units.
     """
     importers = {
         path.name
@@ -291,6 +292,7 @@ def test_only_the_compiler_knows_the_passes():
     }
 
     assert importers == {
+        "as_run.py",
         "candidate.py",
         "compiler.py",
         "decided.py",

@@ -19,7 +19,7 @@ Source: open-infra-index, open source week, day 6 (cost, income and markup, and 
 """
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import fsum
 from typing import Annotated, NamedTuple
 
@@ -175,6 +175,13 @@ def estimate_cost(
 def profit_margin(revenue_usd: float | None, usd: float | None) -> float | None:
     """Return the share of income left after the cost; None if there is no income or an amount is missing."""
     return (revenue_usd - usd) / revenue_usd if revenue_usd and usd is not None else None
+
+
+def with_cases(found: Cost, cases: Iterable[tuple[str, Cost | None]]) -> Cost:
+    """Return `found` with what-if cases: the name and the cost of each."""
+    figures = Case.model_fields.keys() - {"name"}
+    known = (Case(name=name, **{each: getattr(cost, each) for each in figures}) for name, cost in cases if cost)
+    return found.model_copy(update={"cases": tuple(known)})
 
 
 def list_cases(

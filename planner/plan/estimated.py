@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from planner.candidate.candidate import Candidate
-from planner.cost.cost import Case, Cost, list_cases
+from planner.cost.cost import Cost, list_cases, with_cases
 from planner.estimate.coverage import uncovered_experts
 from planner.estimate.gpu_loads import measure_gpu_loads
 from planner.estimate.kv_cache import Disks, KvCache, PromptNodes, kv_cache
@@ -87,13 +87,8 @@ def _cost(candidate: Candidate) -> Cost | None:
         return None
     speeds = {each.phase: each.prediction.tokens_per_s_per_gpu for each in candidate.speed if each.prediction}
     ends = {phase: (each.low / each.mid, each.high / each.mid) for phase, each in speeds.items()}
-    cases = [(name, candidate.cost_with(spec, rates)) for name, spec, rates in list_cases(candidate.spec, most, ends)]
-    return found.model_copy(update={"cases": tuple(_case(name, cost) for name, cost in cases if cost)})
-
-
-def _case(name: str, cost: Cost) -> Case:
-    figures = {figure: getattr(cost, figure) for figure in Case.model_fields if figure != "name"}
-    return Case(name=name, **figures)
+    days = list_cases(candidate.spec, most, ends)
+    return with_cases(found, [(name, candidate.cost_with(spec, rates)) for name, spec, rates in days])
 
 
 def _kv_cache(candidate: Candidate) -> KvCache | None:

@@ -13,7 +13,7 @@ from planner.facts import names
 from planner.facts.day import HOUR_MINUTES, MINUTE_S, hh_mm, minute_of, periods
 from planner.facts.engines import OURS
 from planner.facts.quantities import BYTES_PER_GBIT
-from planner.facts.terms import Phase
+from planner.facts.terms import PHASES, Phase
 from planner.layout.memory import node_bytes, pod_host_bytes
 from planner.layout.nodes import spares_with
 from planner.plan.expected import Demand, Performance, Promise, StretchDemand
@@ -262,15 +262,15 @@ def _failure_rows(plan: Plan) -> Iterator[Row]:
 def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None]]) -> Iterator[Row]:
     """Yield rows on the one failure that stops the largest share of a phase's running units.
 
-    Of equal failures, that of the smallest domain counts. `on` is phase -> (number of running units, the state of
-    the day with this number, or None if all units are always on). `when` is `most` or `fewest`.
+    Of equal failures, that of the smallest domain and the first phase counts. `on` is phase -> (number of running
+    units, the state of the day with this number, or None if all units are always on). `when` is `most` or `fewest`.
     """
     found = [
-        (min(loss.units, on[phase][0]) / on[phase][0], -size, phase, domain)
+        (min(loss.units, on[phase][0]) / on[phase][0], -size, -PHASES.index(phase), phase, domain)
         for phase, losses in (plan.failures or {}).items()
         for size, (domain, loss) in enumerate(losses.items())
     ]
-    share, _, phase, domain = max(found, key=lambda each: each[:2])
+    share, *_, phase, domain = max(found)
     (units_on, step), loss = on[phase], (plan.failures or {})[phase][domain]
     if when == "fewest" and step is None:
         return  # all units of the phase are always on

@@ -22,7 +22,7 @@ from planner.report.page.colours import KINDS, on_paper
 from planner.report.page.figures import Bars, Segment, Steps, Table, axis_ticks, bar_reaches, short_number
 from planner.report.page.nodes import Nodes
 from planner.report.page.sections import Section, Shown, sections_of
-from planner.report.report import Report
+from planner.report.rows import report_of
 
 WIDTH, DPI = 11.0, 110
 MARGIN, GAP = 0.35, 0.45
@@ -187,7 +187,7 @@ class Panel:
 
 
 def _draw_all(sheet: Sheet, plan: Plan, before: Plan | None, sections: Sequence[Section]) -> None:
-    report = Report(plan.report or ())
+    report = report_of(plan)
     clock = f". Times are in {plan.schedule.timezone}" if plan.schedule else ""
     sheet.text(MARGIN, sheet.down + LINE / 2, f"Plan {plan.name}", size=LARGE, weight="bold")
     sheet.down += 1.6 * LINE

@@ -6,6 +6,7 @@ one row of each section and name, so that rows of two plans can be matched.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,8 +15,11 @@ from planner.estimate.utilisation import is_set_by_ttft
 from planner.facts.catalog import ASSUMED
 from planner.plan.expected import Range
 from planner.plan.plan import Plan
-from planner.plan.row import Provenance, Row
+from planner.plan.row import Provenance, Row, make_rows
+from planner.report.as_run import as_run
 from planner.report.derived import derived_rows, field_origin
+from planner.report.report import Report
+from planner.report.summary import describe_day
 from planner.spec.phase import PhaseSpec
 from planner.spec.request_lengths import request_lengths
 
@@ -49,6 +53,7 @@ UNITS = {
 }
 PREDICTED = ("performance", "demand", "search")
 SPEED_COSTS = ("revenue", "answered", "margin", "markup", "per_million")  # words in names of costs that depend on speed
+COSTS_OF_TOKENS = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
 SPEC_FIGURES = {"promised", "asked_tokens_per_s", "input_tokens", "output_tokens", "timezone"}  # copied from the spec
 
 
@@ -56,6 +61,29 @@ def rows_of(plan: Plan) -> tuple[Row, ...]:
     """Return all report rows of a plan, whether it was just compiled or loaded from a file."""
     figures = (row for topic in TOPICS for row in _rows(plan, topic, getattr(plan, topic)))
     return (*derived_rows(plan), *figures)
+
+
+def report_of(plan: Plan) -> Report:
+    """Return the rows that text, page and pictures show: those of the day as it runs; none without estimates.
+
+    They are made from the plan's sections. The rows in a PLAN.json are for other programs: here they only give the
+    order, so that an edited row misleads nobody.
+    """
+    if plan.report is None:
+        return Report(())
+    running, places = as_run(plan), {(row.section, row.name): place for place, row in enumerate(plan.report)}
+    rows = sorted(rows_of(running), key=lambda row: places.get((row.section, row.name), len(places)))
+    if running is plan:
+        return Report(rows)
+    scheduled = Report(rows_of(plan))
+    usd = scheduled.find("cost", "usd_per_day")
+    return Report(
+        [
+            *rows,
+            *make_rows("with_controller", ("day", describe_day(scheduled))),
+            *([replace(usd, section="with_controller")] if usd else []),
+        ]
+    )
 
 
 def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
@@ -75,12 +103,22 @@ def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
 
 
 def _range_over_speeds(plan: Plan, section: str, name: str) -> tuple[float | None, float | None]:
-    """Return a day's income or margin at the slowest and at the fastest speed; (None, None) for any other figure."""
-    if section != "cost" or plan.cost is None or name not in ("revenue_usd_per_day", "margin"):
+    """Return the lower and the higher of a day's income, margin or cost of a million tokens at both ends of the speed.
+
+    (None, None) for any other figure. A day costs the same at every speed, and answers more tokens at a higher one.
+    """
+    cost = plan.cost
+    if section != "cost" or cost is None or name not in (*COSTS_OF_TOKENS, "revenue_usd_per_day", "margin"):
         return None, None
-    days = {case.name: getattr(case, name) for case in plan.cost.cases}
-    low, high = (days.get(f"the {end} speed") for end in ("slowest", "fastest"))
-    return (None, None) if None in (low, high) or low == high else (low, high)
+    cases = {case.name: case for case in cost.cases}
+    ends = [case for end in ("slowest", "fastest") if (case := cases.get(f"the {end} speed"))]
+    if name in COSTS_OF_TOKENS:
+        of_all = getattr(cost, name) * (cost.answered_share or 0.0)
+        values = [of_all / case.answered_share if case.answered_share else None for case in ends]
+    else:
+        values = [getattr(case, name) for case in ends]
+    known = sorted(value for value in values if value is not None)
+    return (known[0], known[1]) if len(known) == 2 and known[0] < known[1] else (None, None)
 
 
 def _named_parts(part: Any) -> Iterator[tuple[str, Any]]:

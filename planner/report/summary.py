@@ -61,9 +61,18 @@ def _gpu_suffix(report: Report, phase: str) -> str:
 
 
 def _day_sentence(report: Report) -> str:
-    """Return the sentence on when most and fewest units are on, and on who switches them."""
-    if report.find("schedule", "most_nodes") is None:
+    """Return the sentence on when most and fewest units are on, or on why all of them stay on."""
+    if report.find("schedule", "most_nodes") is not None:
+        line = describe_day(report)
+        return f"{line}; the controller switches units" if report.text("schedule", "controller") else line
+    if not (line := report.text("with_controller", "day")):
         return "all units are on all day"
+    nodes = _format_count(report, "cluster", "nodes_used", "node")
+    return f"all units stay on ({nodes}): without kubernetes.controller nobody switches them; with it {line}"
+
+
+def describe_day(report: Report) -> str:
+    """Return words on the schedule: when most and fewest nodes are on, with which units, and on other days."""
     line = _state_in_words(report, "most")
     if report.text("schedule", "most_nodes") != report.text("schedule", "fewest_nodes"):
         mean = report.text("schedule", "mean_nodes")
@@ -71,16 +80,7 @@ def _day_sentence(report: Report) -> str:
     others = [
         report.text(f"schedule.other_days.{each}", "days") for each in _star_parts(report, "schedule.other_days.*")
     ]
-    line = "; ".join([line, *(f"other days: {each}" for each in others)])
-    if _lacks_controller(report):
-        nodes = _format_count(report, "cluster", "nodes_used", "node")
-        return f"all units stay on ({nodes}), as kubernetes.controller is not set; with it {line}"
-    return f"{line}; kubernetes.controller switches units" if report.text("schedule", "controller") else line
-
-
-def _lacks_controller(report: Report) -> bool:
-    """Return whether all units stay on despite the schedule, because no controller is set."""
-    return report.text("schedule", "controller") == "not set"
+    return "; ".join([line, *(f"other days: {each}" for each in others)])
 
 
 def _state_in_words(report: Report, which: str) -> str:
@@ -95,26 +95,21 @@ def _cost_sentence(report: Report) -> str:
     """Return the sentence on what a day costs, what a million tokens cost, and the margin."""
     if report.find("cost", "usd_per_day") is None:
         return "unknown: the spec has no cost section"
-    rates = {kind: report.text("cost", f"usd_per_million_{kind}_tokens") for kind in ("output", "input")}
+    names = {kind: f"usd_per_million_{kind}_tokens" for kind in ("output", "input")}
+    rates = {kind: " ".join(report.value_and_range("cost", name)).strip() for kind, name in names.items()}
     over = " or ".join(f"{rate} per million {kind}" for kind, rate in rates.items() if rate)
-    (income, ends), margin = (
-        report.value_and_range("cost", "revenue_usd_per_day"),
-        report.value_and_range("cost", "margin"),
-    )
-    earned = f"income {income} at the expected speed{f' {ends}' if ends else ''}, margin {' '.join(margin).strip()}"
+    (income, ends), margin = (report.value_and_range("cost", name) for name in ("revenue_usd_per_day", "margin"))
+    earned = f"income {f'{income} {ends}'.strip()}, margin {' '.join(margin).strip()}"
     line = f"{report.text('cost', 'usd_per_day')} a day{_bill_details(report)}"
-    parts = [line, f"{over} tokens, if these bear all of it" if over else "", earned if income else ""]
+    parts = [line, f"{over} tokens, if these bear it all" if over else "", earned if income else ""]
     return "; ".join(filter(None, parts))
 
 
 def _bill_details(report: Report) -> str:
-    """Return words on the bill: the GPU price, and the cost without a controller."""
-    price = report.text("cost", "usd_per_gpu_hour")
-    whole = report.text("cost", "usd_per_day_if_all_are_on")
+    """Return words on the bill: the GPU price, and the cost with a controller if there is none."""
+    price, switched = report.text("cost", "usd_per_gpu_hour"), report.text("with_controller", "usd_per_day")
     line = f" at {price} per GPU-hour" if price else ""
-    if _lacks_controller(report):
-        line += f" as scheduled, {whole or 'more'} if all units stay on"
-    return line
+    return f"{line}, {switched} with kubernetes.controller" if switched else line
 
 
 def _load_sentence(report: Report) -> str:
@@ -132,10 +127,7 @@ def _load_sentence(report: Report) -> str:
         peaks.append(f"{phase} {load or 'without a unit'} ({at})")
         slowest += [f"{phase} {low}"] if low else []
     fits = ", ".join(short) or "it fits in every hour at the expected speed"
-    parts = [
-        f"as scheduled, {fits}" if _lacks_controller(report) else fits,
-        f"peak load, % of capacity: {', '.join(peaks)}",
-    ]
+    parts = [fits, f"peak load, % of capacity: {', '.join(peaks)}"]
     parts += [f"slowest speed: {', '.join(slowest)}"] if slowest else []
     parts += [f"{answered} answered"] if answered else []
     return "; ".join(parts)
@@ -203,8 +195,7 @@ def _latency_caveats(report: Report, phase: str, name: str) -> str:
 
 def _failure_sentence(report: Report) -> str:
     """Return the sentence on the worst single failure: what it stops, with fewest and all units on, and how long."""
-    order = ("most", "fewest") if _lacks_controller(report) else ("fewest", "most")
-    whens = [when for when in order if report.find(f"failure.{when}", "domain")]
+    whens = [when for when in ("fewest", "most") if report.find(f"failure.{when}", "domain")]
     if not whens:
         return ""
     losses = [_loss_in_words(report, when) for when in whens]
@@ -230,7 +221,7 @@ def _outage_duration(report: Report, section: str) -> str:
     if minutes := report.text(section, "recovery_minutes"):
         return f"for {minutes} min, until it serves on a spare"
     off = report.text(section, "nodes_off")
-    kept = f" (the {off} off belong to other units)" if off else ""
+    kept = f" (the {off} off are other units')" if off else ""
     return f"until repaired: {report.text(section, 'offered_spare') or f'no node is a spare{kept}'}"
 
 

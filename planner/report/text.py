@@ -18,6 +18,7 @@ from planner.problems.printable import printable
 from planner.report.columns import WIDTH, format_runs, wrap_note, wrap_table
 from planner.report.derived import MISSED_VERDICTS
 from planner.report.report import Report, format_range, format_value
+from planner.report.rows import report_of
 from planner.report.summary import summary
 
 # What a terminal shows in red of a plan's text, whose sentences are wrapped.
@@ -67,7 +68,7 @@ class Tables:
 
 def plan_text(plan: Plan, *, full: bool = False) -> str:
     """Return the plan as text that ends with a newline. `full` adds defaults, memory by part, lists and all units."""
-    report, tables = Report(plan.report or ()), read_tables()
+    report, tables = report_of(plan), read_tables()
     parts = [_head(plan, report), *_problems(report), *(_list(report, topic) for topic in ("decided", "relies_on"))]
     parts += [_table(report, each) for each in (*tables.usual, *(tables.more if full else ()))]
     if full:

@@ -61,10 +61,13 @@ def pod_of(objects, name="river-decode-0"):
     return spec["leaderWorkerTemplate"]["workerTemplate"] if "leaderWorkerTemplate" in spec else spec["template"]
 
 
+DEFINED_ELSEWHERE = ("LeaderWorkerSet", "PodMonitor", "ComputeDomain", "Certificate", "TidemillDeployment")
+
+
 def validate(objects, units):
     """Hold objects to Kubernetes' own schemas, strictly: those that it has, and Pods of the templates of `units`."""
     for document in objects:
-        if document["kind"] not in ("LeaderWorkerSet", "PodMonitor", "ComputeDomain", "Certificate"):
+        if document["kind"] not in DEFINED_ELSEWHERE:
             kubernetes_validate.validate(document, VERSION, strict=True)
     for name in units:
         template = pod_of(objects, name)

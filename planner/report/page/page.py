@@ -20,8 +20,9 @@ from planner.problems.printable import printable, without_passwords
 from planner.report.page.colours import KINDS, THEME
 from planner.report.page.figures import Drawn, draw
 from planner.report.page.nodes import Nodes
-from planner.report.page.sections import Section, Shown, day_told, sections_of
-from planner.report.report import Report, format_range, format_value
+from planner.report.page.sections import Section, Shown, sections_of
+from planner.report.report import format_range, format_value
+from planner.report.rows import report_of
 from planner.report.summary import summary
 
 Topics = Sequence[tuple[str, Sequence[str]]]
@@ -34,14 +35,13 @@ def plan_page(plan: Plan, before: Plan | None = None, changes: Topics = (), *, m
 
     Sections in `more` come before those of the plan.
     """
-    report = Report(plan.report or ())
+    report = report_of(plan)
     return _template().render(
         plan=plan,
         before=before,
         changes=changes,
         model=report.text("plan", "model"),
         engine=report.text("plan", "engine"),
-        day_told=day_told(plan, before),
         summary=summary(report),
         problems=[(title, report.section_rows(topic)) for topic, title in PROBLEMS.items()],
         sections=[_draw_section(each) for each in (*more, *sections_of(plan, before))],

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from planner.plan.plan import Plan
+from planner.report.as_run import as_run
 from planner.report.page.charts import show_cost, show_kv_cache, show_memory, show_reasons, show_speed, show_stages
 from planner.report.page.day import show_day
 from planner.report.page.experts import show_experts
@@ -13,6 +14,7 @@ from planner.report.page.figures import Figure
 from planner.report.page.nodes import Nodes, show_nodes
 from planner.report.page.published import show_published
 from planner.report.report import Report
+from planner.report.rows import report_of
 
 Shown = Figure | Nodes
 Show = Callable[[Plan, Report], Iterable[Figure]]
@@ -43,26 +45,11 @@ class Section:
 
 def sections_of(plan: Plan, before: Plan | None) -> Iterator[Section]:
     """Yield the sections that have figures, in the page's order."""
-    nodes = (show_nodes(before) if before else None, show_nodes(plan))
+    nodes = (show_nodes(as_run(before)) if before else None, show_nodes(as_run(plan)))
     yield Section("nodes", "Nodes", NODES_INTRO, [nodes])
     for key, (title, show) in FIGURES.items():
         if pairs := _pairs(show, plan, before):
             yield Section(key, title, "", pairs)
-
-
-def day_told(plan: Plan, before: Plan | None) -> str:
-    """Return a sentence on which day the page tells if nothing switches the units of a plan; empty otherwise."""
-    sides = {" before the change": before, " after the change": plan} if before else {"": plan}
-    lacking = [when for when, each in sides.items() if each and each.switches_units and not each.kubernetes.controller]
-    if not lacking:
-        return ""
-    when, report = lacking[0] if len(lacking) < len(sides) else "", Report(plan.report or ())
-    nodes, usd = report.text("cluster", "nodes_used"), report.text("cost", "usd_per_day_if_all_are_on")
-    all_on = f" ({nodes} nodes{f' at {usd} a day' if usd else ''})" if nodes and not plan.kubernetes.controller else ""
-    return (
-        "All that follows is the day as scheduled. Only kubernetes.controller switches units, and it is not set"
-        f"{when}: until it is, all units stay on{all_on}."
-    )
 
 
 def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Figure | None, Figure | None]]:
@@ -76,6 +63,6 @@ def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Figure | N
 def _by_subject(show: Show, plan: Plan | None) -> dict[str, list[Figure]]:
     """Return a plan's figures by what their titles begin with: `prefill` of `prefill: the fullest GPU`."""
     found: dict[str, list[Figure]] = {}
-    for figure in show(plan, Report(plan.report)) if plan and plan.report else ():
+    for figure in show(as_run(plan), report_of(plan)) if plan and plan.report else ():
         found.setdefault(re.split("[:,]", figure.title)[0], []).append(figure)
     return found

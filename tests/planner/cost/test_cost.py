@@ -137,7 +137,7 @@ def test_the_text_of_a_day_beyond_capacity_agrees_with_itself():
     assert "income does not count them" in plan.plan.warnings[-1].reason
     assert 0.98 < cost["answered_share"] < 1
     assert cost["revenue_usd_per_day"] < cost["revenue_if_all_answered_usd_per_day"] == pytest.approx(561_975.36)
-    assert f"income ${cost['revenue_usd_per_day']:,.0f} at the expected speed (" in text
+    assert f"income ${cost['revenue_usd_per_day']:,.0f} (" in text
     assert f"margin {cost['margin']:.1%} (" in text
     assert "income per day if all were answered $561,975" in text
     assert f"markup {cost['markup']:.1%}" in text

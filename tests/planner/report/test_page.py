@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -21,6 +22,7 @@ from planner.report.page.page import plan_page
 from planner.report.page.published import show_published
 from planner.report.page.sections import sections_of
 from planner.report.report import Report, format_value
+from planner.report.text import plan_text
 from planner.rules.check import change_spec, check_spec
 from tests.planner.test_shipped_specs import SPECS
 
@@ -100,17 +102,26 @@ def test_deepseek_s_day_stands_beside_plans_of_its_spec_alone(shipped):
     assert list(show_published(compile_plan(other), Report(()))) == []
 
 
-def test_the_page_tells_one_day(shipped):
-    """Without a controller the top alone says that all is as scheduled, and what it costs that all units stay on."""
+def test_the_page_tells_the_day_as_it_runs(shipped):
+    """Without a controller all units are on at every hour, in words and pictures, and a change to one shows both."""
     spec = check_spec(SPECS / "deepseek-h800.yaml")
-    switched = compile_plan(change_spec(spec, {"kubernetes.controller": {}}))
-    said = "until it is, all units stay on (278 nodes at $106,752 a day)."
-    header, _, rest = plan_page(shipped).partition("</header>")
+    unswitched = compile_plan(change_spec(spec, {"kubernetes.controller": None}))
+    page, both = plan_page(unswitched), plan_page(shipped, unswitched)
+    always_on, scheduled = (nodes.facts["states"] for nodes in next(sections_of(shipped, unswitched)).pairs[0])
 
-    assert said in header
-    assert "the day as scheduled" not in rest
-    assert "as scheduled" not in plan_page(switched).partition("</header>")[0]
-    assert "it is not set before the change: until it is, all units stay on." in plan_page(switched, shipped)
+    assert "$106,752 a day at $2 per GPU-hour, $87,072 with kubernetes.controller;" in page
+    assert [len(units) for _, units in always_on] == [38]
+    assert min(len(units) for _, units in scheduled) == 10
+    assert "$106,752 a day" in both
+    assert "$87,072 a day" in both
+
+
+def test_pages_are_made_from_the_plan_and_not_from_its_rows(shipped):
+    """Whoever edits the rows of a PLAN.json, and seals it again, changes nothing that people read."""
+    edited = shipped.with_sections(report=tuple(replace(row, value="0", note="x") for row in shipped.report))
+
+    assert plan_page(edited) == plan_page(shipped)
+    assert plan_text(edited, full=True) == plan_text(shipped, full=True)
 
 
 def test_special_days_have_pictures_of_their_own(plan_of, spec_text):

@@ -12,7 +12,7 @@ from planner.plan.load import read_plan
 from planner.problems.errors import CallError
 from planner.report.prerequisites import prerequisites
 from planner.report.report import Report, format_range, format_value
-from planner.report.rows import rows_of
+from planner.report.rows import report_of, rows_of
 from planner.report.summary import summary
 from planner.report.text import find_unit, plan_text, read_tables, unit_text
 from planner.rules.check import change_spec, check_spec
@@ -44,7 +44,7 @@ def shipped():
 
 def lines_of(plan):
     """Each topic of the first lines, with its sentence."""
-    return summary(Report(plan.report))
+    return summary(report_of(plan))
 
 
 def joined(text):
@@ -58,16 +58,16 @@ def test_the_first_lines_answer_what_is_asked(shipped):
 
     assert lines["units"].startswith("29 prefill units of 4 nodes, 9 decode units of 18 nodes: 278 of 278 nodes (")
     assert lines["day"] == (
-        "all units stay on (278 nodes), as kubernetes.controller is not set; with it most 278 nodes 08:30-00:00 "
-        "(29 prefill, 9 decode), fewest 68 nodes 03:30-06:30 (8 prefill, 2 decode), 226.75 on average"
+        "most 278 nodes 08:30-00:00 (29 prefill, 9 decode), fewest 68 nodes 03:30-06:30 (8 prefill, 2 decode), "
+        "226.75 on average; the controller switches units"
     )
     assert lines["cost"] == (
-        "$87,072 a day at $2 per GPU-hour as scheduled, $106,752 if all units stay on; $0.5238 per million output or "
-        "$0.1447 per million input tokens, if these bear all of it; income $556,095 at the expected speed "
-        "($292,544 to $561,503), margin 84.3% (70.2% to 84.5%)"
+        "$87,072 a day at $2 per GPU-hour; $0.5238 ($0.5187 to $0.9956) per million output or $0.1447 ($0.1433 to "
+        "$0.2751) per million input tokens, if these bear it all; income $556,095 ($292,544 to $561,503), "
+        "margin 84.3% (70.2% to 84.5%)"
     )
     assert lines["load"] == (
-        "as scheduled, decode is short for 8.50 h (03:30-04:00, 06:00-06:30, 07:00-07:30, 10:00-11:00, 14:00-17:00, "
+        "decode is short for 8.50 h (03:30-04:00, 06:00-06:30, 07:00-07:30, 10:00-11:00, 14:00-17:00, "
         "20:00-23:00); peak load, % of capacity: prefill 58.9% (15:00, 22:00), decode 120.8% (03:30, 06:00); "
         "slowest speed: prefill 117.8%, decode 241.6%; 99.0% answered"
     )
@@ -77,8 +77,8 @@ def test_the_first_lines_answer_what_is_asked(shipped):
         "longer at the peak, with 109.3% of this load; no slo.ttft_ms"
     )
     assert lines["failure"].startswith(
-        "worst: losing one GPU (decode-0 rank 0) stops 1 of 9 decode units (11.1%) with all on; 1 of 2 decode units "
-        "(50.0%) at 03:30, when fewest decode units are on; out until repaired: no node"
+        "worst: losing one GPU (decode-0 rank 0) stops 1 of 2 decode units (50.0%) at 03:30, when fewest decode units "
+        "are on; 1 of 9 decode units (11.1%) with all on; out until repaired: no node is a spare (the 210 off are"
     )
     assert (
         "(power law, alpha 1.01, seed 0); cuda graphs of decode (2.7 GB); schedule.start (defaults" in lines["assumed"]
@@ -190,14 +190,6 @@ def test_idle_nodes_and_spares_are_told_where_a_unit_is_lost(with_line, plan_of)
     assert {nodes: lines_of(plan_of(with_line(8, f"  {nodes}")))["failure"].split("; ")[1] for nodes in said} == said
 
 
-def test_nodes_that_are_off_are_no_spares(shipped):
-    """They belong to units that a controller turns on again."""
-    lines = lines_of(shipped(**{"kubernetes.controller": {}}))
-
-    assert "; out until repaired: no node is a spare (the 210 off belong to other units);" in lines["failure"]
-    assert lines["day"].endswith("; kubernetes.controller switches units")
-
-
 def test_of_many_equal_peaks_the_first_is_named_with_the_hours_of_the_others(shipped):
     """Traffic that is the same all day is as high in every hour."""
     flat = {"traffic.profile": [1.0] * 24, "schedule": None}
@@ -210,7 +202,7 @@ def test_traffic_that_fits_is_told_with_the_load_at_the_slowest_speed(shipped):
     line = lines_of(shipped(**{"traffic.input_tokens": 300e9, "traffic.output_tokens": 100e9}))["load"]
 
     assert line.startswith(
-        "as scheduled, it fits in every hour at the expected speed; peak load, % of capacity: prefill 29.1% (15:00, "
+        "it fits in every hour at the expected speed; peak load, % of capacity: prefill 29.1% (15:00, "
     )
     assert "slowest speed: prefill 58.1%, decode 143.8%; 100.0% answered" in line
 
@@ -395,14 +387,14 @@ def test_a_reason_of_several_decisions_is_said_once(shipped):
     [
         (
             None,
-            "all units stay on (22 nodes), as kubernetes.controller is not set; with it most 22 nodes",
-            "as scheduled",
+            "all units stay on (22 nodes): without kubernetes.controller nobody switches them; with it most 22 nodes",
+            "$8,448 a day at $2 per GPU-hour, $4,224 with kubernetes.controller;",
         ),
-        ({}, "most 22 nodes", "per GPU-hour;"),
+        ({}, "most 22 nodes", "$4,224 a day at $2 per GPU-hour;"),
     ],
 )
 def test_a_schedule_that_nothing_follows_is_told(controller, day, cost, plan_of):
-    """The bill is that of the schedule, so its line says when a cluster does not follow it."""
+    """The first lines are those of the day as it runs, and then of what a controller would make of it."""
     windows = [
         {"at": at, "prefill_units": number, "decode_units": number} for at, number in (("08:00", 1), ("20:00", 0))
     ]

@@ -36,6 +36,7 @@ SLO = {"tpot_ms": 60, "ttft_ms": 5000}
 def spec_of(nodes=16, slo=SLO, decode=(), prefill=(), **sections):
     """The published system with sizes left to the planner, on other numbers of nodes."""
     data = {key: value for key, value in PUBLISHED.items() if key not in ("schedule", "cost")}
+    data["kubernetes"] = {key: value for key, value in data["kubernetes"].items() if key != "controller"}
     data |= {"cluster": PUBLISHED["cluster"] | {"nodes": nodes}, "slo": slo}
     data |= {
         "prefill": PUBLISHED["prefill"] | FREE | dict(prefill),
