@@ -71,7 +71,7 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def _unit_variables(plan: Plan) -> list[dict[str, Any]]:
-    """Return what the controller has to know of each unit. Of each phase, the first units are turned on first."""
+    """Return what the controller has to know of each unit. The first units of each phase are turned on first."""
     return [
         {"name": unit.name, "phase": unit.phase, "pods": len(unit.nodes), "nodes": list(unit.nodes)}
         | ({"spares": plan.unit_document(unit)["spares"]} if plan.kubernetes.heals else {})
@@ -155,7 +155,7 @@ def _demand_limits(plan: Plan, demand: DemandSpec) -> dict[str, Any]:
 
 
 def _node_variables(plan: Plan) -> Variables:
-    """Return the variables with the nodes that the controller may change and the role for it; empty for no nodes."""
+    """Return the variables with the nodes that the controller may change and its role for them; empty without nodes."""
     kubernetes, steps = plan.kubernetes, plan.timetable.all_steps if plan.timetable else ()
     if not (kubernetes.lends_nodes or kubernetes.heals):
         return {}

@@ -46,7 +46,7 @@ def kept_plan(folder: Path) -> Plan | None:
 def require_same_name(folder: Path, kept: Plan | None, plan: Plan, fix: str = OTHER_NAME) -> None:
     """Raise CallError with `fix` if `kept`, the folder's plan, has another name or namespace than `plan`.
 
-    Applying the folder would then end all pods of the kept plan.
+    Applying the folder would then end all pods of the plan `kept`.
     """
     if kept is None:
         return

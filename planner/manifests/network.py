@@ -29,7 +29,7 @@ EVERY_NAMESPACE: Edges = {"namespaceSelector": {}}
 
 
 def default_edges() -> Edges:
-    """Return the connections that every pod may make: to DNS only. A connection that no policy allows is refused."""
+    """Return the connections that every pod may make: only to DNS. A connection that no policy allows is refused."""
     dns = [_port(port, protocol=protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
     return {"ingress": [], "egress": [{"ports": dns}]}
 
