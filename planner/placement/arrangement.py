@@ -34,7 +34,7 @@ class Arrangement:
         return [dict(cells) for cells in self.cells_of_unit]
 
     def shift(self, unit: int, source: int, target: int, count: int) -> None:
-        """Move `count` nodes of `unit` between cells.
+        """Move `count` nodes of `unit` from the cell `source` to the cell `target`.
 
         The target may hold more nodes than it has until the next shift.
         """
@@ -42,7 +42,7 @@ class Arrangement:
         self._add(unit, target, count)
 
     def counts(self) -> tuple[int, ...]:
-        """Return the counts that `quality.measure` would return for the assignment."""
+        """Return the counts, without bounds, that `quality.measure` would return for the assignment."""
         racks = self._racks_at_risk
         return (*self._sums(), *([racks.worst()] if racks else []), *self._moves())
 
@@ -85,7 +85,7 @@ class Arrangement:
 
 
 class _TouchCounter:
-    """Counts each unit's nodes in each place (leaf or rack), and what the loss of a place stops."""
+    """Counts each unit's nodes in each place (leaf or rack), and the units that the loss of a place stops."""
 
     def __init__(self, places: Places, producers: set[int]) -> None:
         self.total = 0  # places with nodes of a unit, summed over units
@@ -123,7 +123,10 @@ class _TouchCounter:
 
 
 class _RackCounter(_TouchCounter):
-    """Counts the racks in use too, each weighted by the states in which some unit with nodes in the rack is on."""
+    """Counts each unit's nodes in each rack, and the racks in use.
+
+    A rack counts with the weights of the states in which some unit with nodes in it is on.
+    """
 
     def __init__(self, task: Task, producers: set[int]) -> None:
         assert task.racks is not None
@@ -149,7 +152,7 @@ class _RackCounter(_TouchCounter):
 
 
 class _LeafRackCounter:
-    """Counts racks in use if cells are whole leaves: in each state the fewest racks that hold the active nodes."""
+    """Counts the racks in use if cells are whole leaves: in each state, the fewest racks that hold the active nodes."""
 
     def __init__(self, task: Task) -> None:
         self.use = 0
@@ -168,7 +171,7 @@ class _LeafRackCounter:
 
 
 def _fewest_by_nodes(largest_first: tuple[int, ...], overdrawn: int) -> list[int]:
-    """Return number of nodes -> the fewest racks that hold so many nodes, from the racks' sizes.
+    """Return number of nodes -> the fewest racks that hold that many nodes, from the racks' sizes.
 
     The list has `overdrawn` more entries than the racks have nodes; these entries are the number of all racks.
     """

@@ -16,9 +16,9 @@ from planner.placement.task import Assignment, Task
 
 
 def fillings(task: Task) -> Iterator[Assignment]:
-    """Yield the assignments from which the search starts: for several orders of units, one snug and one in a line.
+    """Yield the assignments from which the search starts: two for each of several orders of units.
 
-    Kept units stay in place.
+    In one the units are placed as snugly as possible, in the other in a line. Kept units stay in place.
     """
     for order in _orders(task):
         yield _fill(task, task.kept_assignment, order)
@@ -37,11 +37,11 @@ def fill_near_previous(task: Task) -> Assignment:
 
 
 def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
-    """Turn an assignment to leaves into one to cells: under each leaf, racks are filled with units one by one.
+    """Turn an assignment of units to leaves into one to cells: under each leaf, racks are filled with units one by one.
 
     `by_leaf` has for each unit: leaf -> number of its nodes there. Units that are on longest go first, and kept units
-    stay in place. If the units of each state are among those of the next larger state (nested states), every state
-    uses the fewest racks of each leaf for its nodes there.
+    stay in place. If the units of each state are among those of the next larger state (nested states), every state uses
+    the fewest racks of each leaf for its nodes there.
     """
     assert task.leaves
     lines: list[list[int]] = [[] for _ in task.leaves.sizes]

@@ -88,7 +88,7 @@ def _nvlink_domains(spec: ResolvedSpec, phase: Phase, nodes: Sequence[Node]) -> 
 
 
 def _join_pools(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Placement:
-    """Join the placements of several GPU types, which share no node, into one; units are in the order of the phases."""
+    """Join the placements on several GPU types into one. They share no node. Units are in the order of the phases."""
     if len(placed) == 1:
         return next(iter(placed.values()))
     units = sorted(
@@ -128,7 +128,7 @@ def _list_units(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Unpl
 
 
 def _explain_nodes(own: Sequence[str], place_of: Mapping[str, Node], before: Sequence[str]) -> str:
-    """Say, for reports, over how many leaves and racks a unit's nodes are spread, and how many it had before."""
+    """Return words for over how many leaves and racks a unit's nodes are spread, and how many nodes it had before."""
     if tuple(before) == tuple(own):
         return "where the previous plan has it"
     stayed = len(set(before) & set(own))
@@ -138,9 +138,9 @@ def _explain_nodes(own: Sequence[str], place_of: Mapping[str, Node], before: Seq
 
 
 def _describe_spread(nodes: Sequence[Node]) -> str:
-    """Say over how many leaves and racks nodes are spread: `in 1 leaf, 5 racks`.
+    """Return words for over how many leaves and racks nodes are spread: `in 1 leaf, 5 racks`.
 
-    If the spec names neither, say that the nodes were the first free ones.
+    If the spec names neither, the words say that the nodes were the first free ones.
     """
     kinds = {"leaf": {node.leaf for node in nodes} - {""}, "rack": {node.rack for node in nodes} - {""}}
     plural = {"leaf": "leaves", "rack": "racks"}

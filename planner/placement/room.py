@@ -81,7 +81,8 @@ class Room:
     def _take_under(self, leaf: int, num_nodes: int) -> dict[int, int]:
         """Take `num_nodes` free nodes under `leaf`; return cell -> number of nodes taken.
 
-        The nodes come from the rack with the least room that is enough, else from the racks with most room.
+        The nodes come from the rack with the least room that is enough; if none is enough, from the racks with most
+        room.
         """
         chosen: dict[int, int] = {}
         while num_nodes:
@@ -119,7 +120,10 @@ def _shelves(task: Task) -> tuple[list[int], list[int], list[list[int]]]:
 
 
 def _snuggest(by_size: BySize, num_nodes: int) -> int:
-    """Return the leaf or rack with the least room that is enough for `num_nodes`, else the one with most room."""
+    """Return the leaf or rack with the least room that is enough for `num_nodes`.
+
+    If none has enough room, return the one with most room.
+    """
     enough = [size for size in by_size if size >= num_nodes]
     return next(iter(by_size[min(enough) if enough else max(by_size)]))
 
