@@ -75,7 +75,7 @@ def _kept_facts(candidate: Candidate, written: dict[str, Any]) -> KeptFacts:
 
 
 def _live_maps(candidate: Candidate) -> dict[Phase, LiveMap]:
-    """Return what binds maps in service, for phases whose units may change theirs by themselves."""
+    """Return the rules for new maps, for phases whose units may change their maps while they serve."""
     if candidate.spec.expert_load.live is None:
         return {}
     staged = {each.phase: (each, staging_bytes(candidate.resolved, each)) for each in candidate.layouts}

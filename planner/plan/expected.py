@@ -64,7 +64,7 @@ class Point(Part):
 
 
 class Drafts(Part):
-    """The MTP module's time in a step and, except in prefill, its acceptance rate."""
+    """The time that the MTP module takes in a step and, except in prefill, the acceptance rate of its drafts."""
 
     draft_tokens: int
     ms: Rounded

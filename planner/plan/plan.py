@@ -232,7 +232,7 @@ class Plan(Part):
 
     @property
     def promises(self) -> dict[str, Promise | None]:
-        """Return each latency in the spec's SLO -> its promise and prediction; None if it cannot be predicted."""
+        """Return latency in the spec's SLO -> its promise and prediction; None for one that cannot be predicted."""
         promised = [name for name, value in self.spec.slo.model_dump().items() if value is not None]
         of_phases = [each.slo or {} for each in (self.performance or {}).values()]
         found = {str(name): promise for slo in of_phases for name, promise in slo.items()}
@@ -246,7 +246,7 @@ class Plan(Part):
     def rows_for(self, layout: PhaseLayout, num_layers: int) -> tuple[tuple[int, ...], ...] | None:
         """Return the phase's map if its GPUs, layers, slots and experts match `layout`, else None.
 
-        A search for new maps starts from it.
+        A search for a new map starts from the returned map.
         """
         shape = self.phases.get(layout.phase)
         if shape is None or shape.ep_size != layout.ep_size:

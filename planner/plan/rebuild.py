@@ -225,7 +225,10 @@ def _rebuild_map(kept: KeptFacts, phase: Phase) -> Map:
 
 
 def _check_engine(spec: Spec, model_type: str, memory: Collection[Phase]) -> Iterator[Reference]:
-    """Check what the containers of another engine are made from. `memory` has the phases whose memory is known."""
+    """Yield references between the plan and the values from which another engine's containers are made.
+
+    `memory` has the phases whose memory is known.
+    """
     if spec.engine_name == OURS:
         return
     known = ENGINE_MODELS[spec.engine_name].get(spec.engine_version or "", {})
@@ -247,7 +250,10 @@ def _check_phases(kept: KeptFacts) -> Iterator[Reference]:
 
 
 def _check_nodes(kept: KeptFacts) -> Iterator[Reference]:
-    """Check that each unit has enough nodes of the cluster, with its GPU, and shares none with another unit."""
+    """Yield references that check each unit's nodes.
+
+    A unit must have enough nodes of the cluster, with its GPU, and share none with another unit.
+    """
     nodes = nodes_of(kept.spec.cluster, kept.spec.gpu_names, kept.spec.kubernetes.tolerations)
     gpus = {node.name: node.gpu for node in nodes if node.unusable is None}
     taken: dict[str, str] = {}  # node -> the first unit that has it

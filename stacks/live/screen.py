@@ -64,7 +64,7 @@ def draw(
 def new_events(before: Look | None, after: Look, clock: str) -> Iterator[Event]:
     """Yield what has happened between the looks `before` and `after`, at the time `clock`.
 
-    For the first look, yield the events that the deployment itself has recorded, and a unit's map unless it is the plan's.
+    For the first look, yield the events that the deployment has recorded, and each unit map that is not the plan's.
     """
     known = before.events if before else ()
     yield from (each for each in after.events if each not in known)
