@@ -84,7 +84,7 @@ def core_attention_can_be_fp8(c: ValidValues, phase: Phase) -> Iterator[Finding]
 def attention_sizes(
     ep_size: int | None, gpus_per_node: int | None, model: Model | None, largest: int | None = None
 ) -> list[int]:
-    """Return in ascending order the sizes of attention groups, up to `largest`, that suit a unit, nodes and heads.
+    """Return the sizes of attention groups, ascending and up to `largest`, that suit a unit, nodes and heads.
 
     An argument that is None sets no limit, because its value is unknown or there is none.
     """

@@ -131,7 +131,7 @@ def nearest_redundant(num_logical: int, ep_size: int, wanted: int) -> int:
 def _exchange(spec: ResolvedSpec, phase: Phase) -> Exchange | None:
     """Return how units of `phase` exchange expert rows.
 
-    None for the bundled runtime, and for units of one attention group, which exchange none.
+    Return None for the bundled runtime, and for units of one attention group, which exchange no rows.
     """
     section, engine, version = spec.phase(phase), spec.written.engine_name, spec.written.engine_version
     if version is None or section.ep_size == section.attention_tp:
@@ -185,7 +185,10 @@ def _offer_sizes(spec: ResolvedSpec, phase: Phase) -> Fix | str:
 
 
 def _even_redundant(spec: ResolvedSpec, phase: Phase, size: int) -> int | None:
-    """Return the number of redundant experts, nearest to the spec's, that gives `size` GPUs equal slots, or None."""
+    """Return the number of redundant experts nearest to the spec's that gives `size` GPUs equal slots.
+
+    Return None if no number does.
+    """
     redundant, num_logical = spec.phase(phase).redundant_experts, spec.model.num_routed_experts
     if explain_missing_replicas(spec, phase):
         return None if num_logical % size else 0

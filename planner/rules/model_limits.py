@@ -66,7 +66,10 @@ def _find_replicas(spec: ResolvedSpec) -> Iterator[Finding]:
 
 
 def _offer_no_replicas(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Return a fix with 0 redundant experts; if the EP size then does not divide the experts, with another one."""
+    """Return a fix with 0 redundant experts.
+
+    If the present EP size then does not divide the experts, the fix has another EP size too.
+    """
     if spec.model.num_routed_experts % spec.phase(phase).ep_size == 0:
         return nearest(0)
     sizes = [size for size, _ in nearest_units(spec, phase)]

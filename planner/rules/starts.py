@@ -28,7 +28,7 @@ def find_late_starts(schedule: ScheduleSpec, times: StartTimes) -> Iterator[Find
 
 
 def _all_starts(schedule: ScheduleSpec, times: StartTimes) -> Starts:
-    """Return (starts of units, number of days) of a usual day and of the week around each special day."""
+    """Return (starts of units, number of days) for an ordinary day, and for the week around each special day."""
     return [(starts_of(_windows(week, tuple(times.units)), times), len(week)) for week in weeks_of(schedule)]
 
 
