@@ -81,7 +81,7 @@ class _States:
         return cls(tuple(minute_of(step.at) for step in ordered), ordered)
 
     def at(self, minute: int) -> Step:
-        """Return the step in force at a minute of the day; before the first step begins, the last one is in force."""
+        """Return the step in force at a minute of the day. Before the first step begins, the last step is in force."""
         return self.steps[bisect_right(self.minutes, minute) - 1]
 
     def within(self, first: int, end: int) -> tuple[Step, ...]:
@@ -100,7 +100,7 @@ class _Calendar:
     def units_at(self, instant: int) -> tuple[str, ...]:
         """Return the names of the units that are on at an instant.
 
-        In an hour that clocks show twice, all units are on that some part of the hour needs.
+        In an hour that clocks show twice, every unit is on that some part of the hour needs.
         """
         wall = wall_time(instant, self._zone)
         states, repeated = self._states_on(wall.date), _repeated_minutes(wall.date, self._zone)

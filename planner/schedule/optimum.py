@@ -33,7 +33,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Switching:
-    """How long switching a unit on or off takes, and how long a number of units must stay, in slots."""
+    """The slots that switching a unit on or off takes, and the slots for which a number of units must stay."""
 
     warm_up: float = 0.0  # time for which a unit uses its nodes before it serves
     drain: float = 0.0  # time for which a unit uses its nodes after it served
@@ -53,7 +53,7 @@ def count_unit_slots(on: Sequence[int], switching: Switching) -> float:
 
 
 def solve_day(needed: Sequence[int], switching: Switching) -> tuple[int, ...]:
-    """Return the number of units on in each slot of a repeating day, at least `needed`, with the fewest unit-slots."""
+    """Return how many units are on in each slot of a repeating day: at least `needed`, with the fewest unit-slots."""
     num_slots = len(needed)
     peak = max(range(num_slots), key=lambda slot: needed[slot])
     top, turned = needed[peak], [*needed[peak:], *needed[:peak]]
@@ -87,7 +87,7 @@ def solve_days(needed: Sequence[Sequence[int]], switching: Switching) -> list[tu
 def _best_from_midnight(needed: Sequence[int], first: int, switching: Switching) -> list[int] | None:
     """Return how many units are on in each slot of the best day that begins with `first` units; None if there is none.
 
-    The `first` units are on for `stay` slots, and must be enough for them. Any kind of day can follow.
+    The `first` units stay on for `stay` slots, and must be enough for these slots. Any kind of day can follow.
     """
     import numpy as np  # `validate` must not wait for it
 
@@ -150,7 +150,7 @@ def _least_costs(
 
 
 def _switch_costs(top: int, switching: Switching) -> "Costs":
-    """Return the cost `[from, to]` of each change of the number of units, in units times time slots.
+    """Return the cost `[from, to]` of each change of the number of units, in unit-slots.
 
     The diagonal is infinite, because `_least_costs` has another formula for a number that does not change.
     """

@@ -93,7 +93,8 @@ def _iterate_acts(runs: Sequence[Run]) -> Iterator[Act]:
 def _iterate_services(timetable: Timetable, begin: int, end: int) -> Iterator[tuple[str, int | None, int | None]]:
     """Yield (unit, begin, end) for each period in which a unit is on. Periods of the same unit are in order.
 
-    `begin` is None if the unit was on from the start, `end` if it is on up to the end.
+    `begin` is None if the unit was on already when the requested time began, `end` if it is still on when that time
+    ends.
     """
     since: dict[str, int | None] = dict.fromkeys(units_at(timetable, begin))
     for change in changes_between(timetable, begin, end):
