@@ -86,7 +86,10 @@ class Choice:
     search: "LayoutSearch | None"  # None if speed decided nothing
 
     def explain_resizing(self, former: Former, missed: Mapping[str, str]) -> "Choice":
-        """Return the choice with what the `former` sizes that it gives up would miss, by path, in its reasons."""
+        """Return the choice with reasons that say what the `former` sizes, which it gives up, would miss.
+
+        `missed` is path -> what the former size there would miss.
+        """
         resized = {each.path for each in self.decisions if former.get(each.path, each.value) != each.value}
         decisions = (
             replace(each, why=f"with the former sizes {missed[each.path]}; now {each.why}")
@@ -98,9 +101,9 @@ class Choice:
 
 
 def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[tuple[Former, Choice | str]]:
-    """Yield `former` sizes of units, by path, each with the choice for `spec` that adopts them or with what they miss.
+    """Yield (`former` sizes of units, by path; the choice for `spec` that adopts them, or a text: what they miss).
 
-    Sizes that do not fit come first, then all that do, then those of one phase alone.
+    Sizes that do not fit come first, then all sizes that do together, then those of one phase alone.
     """
     fitting: list[Former] = []
     for sizes, miss in _check_sizes(spec, former):
@@ -122,7 +125,7 @@ def _adopt(spec: ResolvedSpec, sizes: Former) -> Choice | str:
 
 
 def _check_sizes(spec: ResolvedSpec, former: Former) -> Iterator[tuple[Former, str]]:
-    """Yield the `former` sizes of each phase, by path, and why its units no longer fit; empty if they do."""
+    """Yield (the `former` sizes of a phase, by path; why its units no longer fit). The text is empty if they fit."""
     by_speed, (spec, _) = needs_speed(spec), _adopt_checkpoint_precision(spec)
     for phase in spec.phases:
         section = spec.phase(phase)
@@ -213,7 +216,7 @@ def _decide_by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[Layout
 
 
 def _unit_rates(search: "LayoutSearch | None", decisions: Sequence[Decision]) -> dict[Phase, float]:
-    """Return phase -> one unit's tokens/s, for each phase whose number of units was decided by speed."""
+    """Return phase -> tokens/s of one unit, for each phase whose number of units was decided by speed."""
     offers = search.fleet.offers if search else {}
     decided = {each.path for each in decisions}
     return {phase: each.tokens_per_s for phase, each in offers.items() if f"{phase}.units" in decided}
@@ -265,8 +268,9 @@ def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
 def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
     """Return (the phase's `auto` sizes chosen by memory, how many of the wanted full-length requests fit).
 
-    Takes the smallest layout with room for the KV of the wanted full-length requests and of the operating point's, else
-    of the operating point's, else of one request, else the largest layout.
+    Take the smallest layout with room for the KV of the wanted full-length requests and of the operating point. If
+    there is none, take the smallest with room for the operating point's KV, else for that of one request, else the
+    largest layout.
     """
     section, sizes = spec.phase(phase), list(_candidate_sizes(spec, phase))
     wanted, (asked, tokens) = _wanted_requests(phase, section), _written_point(spec, phase)

@@ -26,7 +26,7 @@ class Decision:
 
 
 def needs_speed(spec: ResolvedSpec) -> bool:
-    """Return whether predicted speed should decide any of the spec's `auto` fields."""
+    """Return whether predicted speed should decide some `auto` field of the spec."""
     slo = spec.written.slo
     fields = BY_SPEED if slo.ttft_ms is None and slo.tpot_ms is None else (*BY_SPEED, *FIELDS)
     return any(is_auto(spec.phase(phase), field) for phase in spec.phases for field in fields)

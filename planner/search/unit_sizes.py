@@ -168,7 +168,10 @@ def _split_nodes(usable: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _unevenness(chosen: Sequence[int], most: Sequence[int]) -> tuple[int, float]:
-    """Return (how many phases get fewer nodes than in `most`, the spread of the shares that phases get of `most`)."""
+    """Return how uneven a split is: (number of phases with fewer than `most` nodes, spread of the shares of `most`).
+
+    A phase's share is its nodes over the `most` that it could have.
+    """
     shares = [count / all_of_it for count, all_of_it in zip(chosen, most, strict=True)]
     return sum(share < 1 for share in shares), max(shares) - min(shares)
 
