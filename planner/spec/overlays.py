@@ -47,10 +47,8 @@ def apply_overlay(base: Document, overlay: Document) -> Document:
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any], section: type[BaseModel] | None) -> dict[str, Any]:
     """Return the mapping `below` with `above` merged into it.
 
-    `section` declares their fields; None if users choose the keys.
-
-    A `null` that removes nothing is kept unless its key is a field: it may be an unknown key, or part of a pod's
-    patch.
+    `section` declares the fields of both; it is None if users choose the keys. A `null` that removes nothing is dropped
+    if its key is a field. Otherwise it is kept: its key may be unknown, or it may be part of a pod's patch.
     """
     result = dict(below)
     for key, value in above.items():

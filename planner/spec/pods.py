@@ -202,7 +202,7 @@ class OverlaySpec(Section):
 def volume_of(path: str, volumes: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the index of the volume that contains `path` in pods; None if there is none.
 
-    Of several, that is the one mounted deepest.
+    If several volumes contain it, the one mounted deepest counts.
     """
     above = {
         index: volume["mount_path"] for index, volume in enumerate(volumes) if is_in(path, volume.get("mount_path"))

@@ -113,7 +113,10 @@ def _describe_accepted(path: str, kind: str) -> str:
 
 
 def _offer_value(path: str, meant: Any) -> Fix | str:
-    """Return the fix that writes `meant`, or an example if that is None; only words if the value may be a secret."""
+    """Return the fix that writes `meant`, or an example if `meant` is None.
+
+    The fix is only words if the value may be a secret.
+    """
     if meant is None:
         return example_at(path)
     words = "write it as a list" if isinstance(meant, list) else f"did you mean {as_yaml(meant)}?"  # it may be a secret
