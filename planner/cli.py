@@ -270,7 +270,7 @@ def _read_previous(path: Path) -> "Plan":
 
 
 def _compare(previous: "Plan", found: "Compiled") -> "Change | None":
-    """Return what the change from the previous plan does, if their engines can run both."""
+    """Return what the change from the plan `previous` to `found` does; None unless their engines can run both plans."""
     from planner.diff.pair import Pair
 
     return Pair.of(previous, found).compare() if previous.runnable and found.plan.runnable else None

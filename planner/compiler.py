@@ -98,7 +98,8 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
 def _former_sizes(spec: ResolvedSpec, previous: Plan | None) -> Former:
     """Return the sizes of units in the `previous` plan, for phases with the same model and GPU.
 
-    They are those of its spec as planned, which a rendered folder keeps as well as a PLAN.json does.
+    The sizes are those of the previous plan's spec as planned, which a rendered folder keeps as well as a PLAN.json
+    does.
     """
     if previous is None or previous.model != ModelShape.model_validate(spec.model):
         return {}
@@ -109,7 +110,7 @@ def _former_sizes(spec: ResolvedSpec, previous: Plan | None) -> Former:
 
 
 def _require_plan(candidate: Compiled) -> None:
-    """Raise InfeasibleError if no plan is possible. The error says so if one is possible without the previous plan."""
+    """Raise InfeasibleError if no plan is possible. If one is possible without the previous plan, the error says so."""
     try:
         require_feasible(candidate, "mapped", candidate.choice.original)
     except InfeasibleError as error:
