@@ -205,9 +205,9 @@ def _configure_uvicorn(gateway: Gateway, drain_s: float) -> uvicorn.Config:
 def _stop(server: uvicorn.Server, taking: asyncio.Task[None], admission: Admission, drain_s: float) -> None:
     """Accept no more connections. Fail the running answers after `drain_s`, or at once at a second signal.
 
-    So uvicorn has no answers to cancel. uvicorn itself stops at SIGTERM and SIGINT, but raises them again when it is
-    done. Without our handler that would kill us. uvicorn has handled this signal already, so its state does not show
-    whether the signal is the second one.
+    Since we fail them, uvicorn has no answers to cancel. uvicorn itself stops at SIGTERM and SIGINT, but raises the
+    signal again when it is done, which would kill this process without our handler. uvicorn has handled this signal
+    already, so uvicorn's state does not show whether it is the second one.
     """
     is_second = taking.done() or taking.cancelling() > 0
     taking.cancel()

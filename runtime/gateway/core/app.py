@@ -419,7 +419,10 @@ def _answer_api_error(request: Request, error: ApiError) -> Response:
 
 
 def _answer_http_error(request: Request, error: HTTPException) -> Response:
-    """Answer with an error: an unknown path, with the list of known ones, or a method that the path does not have."""
+    """Answer a call of an unknown path, or with a method that the path does not have.
+
+    For an unknown path, the error lists the known ones.
+    """
     message = f"{request.method} {request.scope['path']}: {error.detail.lower()}"
     if error.status_code == 404:
         message += f"; there are {', '.join(ROUTES)}"

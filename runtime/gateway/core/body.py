@@ -326,7 +326,7 @@ BodyKind = TypeVar("BodyKind", bound=Body)
 
 
 def parse_body(raw: bytes, kind: type[BodyKind]) -> BodyKind:
-    """Return the raw body as `kind`. Raises ApiError, with the name of the parameter, if it is not one."""
+    """Return the raw body as `kind`. Raises ApiError, with the name of the parameter, if it does not fit."""
     return convert_body(read_object(raw), kind)
 
 
@@ -385,7 +385,7 @@ def _suggest_field(name: str, kind: type[Body]) -> str:
 
 
 def _is_absent(name: str, value: Any, kind: type[Body]) -> bool:
-    """Return whether a field with this value has the same effect as leaving the field out."""
+    """Return whether giving the field this value has the same effect as leaving the field out."""
     if name in kind.__struct_fields__:
         return value is None or (name in LIMITS and value == NO_LIMIT)
     return name in UNREAD or value in EMPTY

@@ -108,7 +108,7 @@ class Call:
 class PendingCall:
     """A checked body whose prompts are not encoded yet, so that refusing it for lack of room costs no encoding.
 
-    `prepare` encodes the prompts and returns the call. It takes time and memory for each choice. It may raise ApiError.
+    `prepare` encodes the prompts and returns the call, or raises ApiError. It takes time and memory for each choice.
     """
 
     num_choices: int
@@ -118,7 +118,7 @@ class PendingCall:
 def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
     """Return the pending call in a body of /v1/completions. A seed in the body takes precedence over `seed`.
 
-    Raises ApiError if the body is wrong or asks for what is not supported.
+    Raises ApiError if the body is wrong, or asks for something that is not supported.
     """
     body = parse_body(raw, CompletionBody)
     check_model(body.model, model)
@@ -130,7 +130,7 @@ def read_completion(raw: bytes, model: ServedModel, seed: int | None = None) -> 
 def read_chat(raw: bytes, model: ServedModel, seed: int | None = None) -> PendingCall:
     """Return the pending call in a body of /v1/chat/completions. A seed in the body takes precedence over `seed`.
 
-    Raises ApiError if the body is wrong or asks for what is not supported.
+    Raises ApiError if the body is wrong, or asks for something that is not supported.
     """
     return read_chat_document(read_object(raw), model, seed)
 
@@ -138,7 +138,7 @@ def read_chat(raw: bytes, model: ServedModel, seed: int | None = None) -> Pendin
 def read_chat_document(document: Json, model: ServedModel, seed: int | None = None) -> PendingCall:
     """Return the pending call in a body of /v1/chat/completions that is already parsed as a JSON object.
 
-    Raises ApiError if it is wrong or asks for what is not supported.
+    Raises ApiError if the body is wrong, or asks for something that is not supported.
     """
     body = convert_body(document, ChatBody)
     check_model(body.model, model)
@@ -336,9 +336,9 @@ def _check_ids_of_sampling(body: CompletionBody | ChatBody, tokenizer: Tokenizer
 
 
 def _choose_max_tokens(num_prompt_tokens: int, requested_tokens: int | None, default: int, model: ServedModel) -> int:
-    """Return how many tokens to generate: as requested, or else the default cut to the room that is left.
+    """Return how many tokens to generate: the requested number, or else `default`, cut to the room beside the prompt.
 
-    Raises ApiError if there is less room than that.
+    Raises ApiError if the prompt leaves no room for the requested number, or for one token.
     """
     room = model.max_request_tokens - num_prompt_tokens
     num_wanted = requested_tokens if requested_tokens is not None else min(default, max(room, 1))

@@ -82,7 +82,10 @@ class CalledFunction(OpenPart):
 
 
 class ToolCall(OpenPart):
-    """A call in an assistant's earlier message. Clients that join a stream leave its `index` in."""
+    """A call in an assistant's earlier message.
+
+    Clients that put a streamed call together leave its `index` in.
+    """
 
     function: CalledFunction
     id: str | None = None

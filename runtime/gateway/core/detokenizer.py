@@ -34,7 +34,7 @@ class TextStream:
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
         """Add a token, and return the text that is certain now (often none).
 
-        Stop strings count only if it `may_stop`.
+        A stop string in the token's text ends the answer only if `may_stop`.
         """
         is_known = token_id < len(self._token_bytes)  # a model's vocabulary may be padded beyond its tokenizer's
         text = self._utf8.decode(self._token_bytes[token_id] if is_known else b"")

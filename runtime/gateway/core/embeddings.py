@@ -95,7 +95,7 @@ class EmbeddingCall:
 
     @property
     def units(self) -> dict[str, str]:
-        """Unit name -> unit digest, for the units whose ranks had the prompts."""
+        """Unit name -> unit digest, for the units whose ranks got the prompts."""
         return {unit: digest for prompt in self._prompts for unit, digest in prompt.units.items()}
 
     async def gather(self) -> list[bytes]:

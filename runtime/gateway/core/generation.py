@@ -92,7 +92,7 @@ class Generation:
     def num_hit_tokens(self) -> int:
         """The number of prompt tokens that came from the cache.
 
-        A prompt with several choices counts once, as its choice with the fewest hits.
+        A prompt with several choices counts once: with the hits of the choice that has the fewest.
         """
         of_prompts = groupby(self._requests, lambda request: id(request.prompt_ids))
         return sum(min(request.num_hit_tokens for request in of_prompt) for _, of_prompt in of_prompts)
@@ -104,7 +104,7 @@ class Generation:
 
     @property
     def units(self) -> dict[str, str]:
-        """Unit name -> unit digest, for the units whose ranks had the prompts."""
+        """Unit name -> unit digest, for the units whose ranks got the prompts."""
         return {unit: digest for request in self._requests for unit, digest in request.units.items()}
 
     @property

@@ -116,9 +116,9 @@ class InFlightRequest:
         return None
 
     def _take_token(self, rank: Rank, token: Token) -> None:
-        """Deliver the token, and later ones that came before it.
+        """Deliver the token, and later ones that arrived before it.
 
-        If an earlier token is still missing, keep this one.
+        If an earlier token is still missing, keep this one until the missing one arrives.
         """
         if token.index > self._next_index:
             self._early_tokens[token.index] = token
@@ -134,7 +134,7 @@ class InFlightRequest:
     def _name_both_ranks(self, rank: Rank) -> str:
         """Return ` (PREFILL, which hands over to DECODE)`, to add to a failure that may be the decode rank's fault.
 
-        Empty if only one rank can be at fault.
+        Return an empty text if only one rank can be at fault.
         """
         if rank is not self._prefill or self._prefill is self._decode or rank.state == "lost":
             return ""

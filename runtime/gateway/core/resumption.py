@@ -59,7 +59,8 @@ class ResumableRequest:
     def phases(self) -> list[Phase]:
         """The phases that the request has gone through at its last pair of ranks.
 
-        Before the first token, prefill is given as ending now; after it, decode as ending with the latest token.
+        Before the first token there is only prefill, with the present time as its end. After that, decode ends with the
+        latest token.
         """
         if self._in_flight is None:
             return []

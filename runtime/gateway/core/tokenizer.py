@@ -103,8 +103,8 @@ class Tokenizer:
     def _min_num_tokens(self, beginning: str) -> int:
         """Return a lower bound on the tokens of any text that starts with `beginning`: its own tokens, less a margin.
 
-        A cut at its end may add tokens: a cut word has a few more, a cut added token one for each of its bytes. An
-        added token may also absorb the spaces before it.
+        The margin allows for tokens that the cut itself adds: a cut word gives a few more tokens, and a cut added token
+        one for each of its bytes. An added token may also absorb the spaces before it.
         """
         added = self.encoder.get_added_tokens_decoder().values()
         if any(token.lstrip for token in added):
@@ -230,7 +230,10 @@ def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:
 
 
 def byte_characters() -> list[str]:
-    """Return `[256]`: the character for each byte: itself if printable, otherwise the next one from U+0100 on."""
+    """Return `[256]`: the character that stands for each byte.
+
+    It is the byte's own character if printable, otherwise the next one from U+0100 on.
+    """
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     substitutes = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(substitutes)) for byte in range(256)]

@@ -23,9 +23,10 @@ log = logging.getLogger(__name__)
 
 
 def load_served_tokenizer(folder: Path, memory: Path | None) -> tuple[Tokenizer, ServedTokenizer]:
-    """Load the tokenizer from a checkpoint folder.
+    """Load the tokenizer from a checkpoint folder. Return it, and the digest by which ranks' tokenizers are compared.
 
-    Raises RuntimeFailure if its files are not those whose digests `memory`, if given, has from an earlier load.
+    The file `memory`, if given, keeps the digests of the tokenizer's files from the first load. Raises RuntimeFailure
+    if the files have other digests now.
     """
     before = _digests(folder)
     first = (
@@ -50,7 +51,7 @@ def _check_unchanged(folder: Path, digests: dict[str, str], first: list[str]) ->
 
 
 def _recall_first(memory: Path, digests: str) -> str:
-    """Return the digests in the file `memory`. If there is no file, write `digests` to it and return them.
+    """Return the digests that the file `memory` keeps. If there is no file, write `digests` to it and return them.
 
     Raises RuntimeFailure if the file cannot be read.
     """

@@ -158,7 +158,7 @@ class Connections:
     def note(self, connection: Connection, *, restarts: bool = False) -> None:
         """Record what the connection waits for now.
 
-        Its time begins anew if that has changed, or if the wait `restarts`.
+        The time of the wait begins anew if the connection waits for something else now, or if the wait `restarts`.
         """
         wait = connection.wait()
         limits_s = self._wait_starts.get(connection)

@@ -90,7 +90,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         return self._piece
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Keep a piece of input until it is this connection's turn."""
+        """Keep a piece of input until it is this connection's turn to have its input parsed."""
         if self._is_refused:
             return
         self._head_is_due = True
@@ -194,8 +194,8 @@ class _AnswerTransport:
 class _Flow(FlowControl):
     """Stops reading while h11 holds enough input for later requests.
 
-    uvicorn resumes reading whenever a route listens for its client to leave, which is once a request. Each time a
-    whole piece could come in, while the next request takes only a few bytes of it.
+    uvicorn resumes reading whenever a route listens for its client to leave, which is once a request. Each time up to a
+    whole piece of input would arrive, although the next request takes only a few bytes of it.
     """
 
     def __init__(self, transport: asyncio.Transport, conn: h11.Connection) -> None:

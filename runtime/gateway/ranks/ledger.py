@@ -26,7 +26,7 @@ __all__ = ["Ledger"]
 
 @dataclass
 class _Entry:
-    """A request of this gateway. `work` is its load, and `reported` the part that the rank's report includes."""
+    """A request of this gateway. `work` is its load, and `reported` the part of it that the rank's report includes."""
 
     work: Work
     reported: Work

@@ -123,7 +123,7 @@ class PrefixIndex:
     def last_use(self, place: int, hashes: BlockHashes) -> int:
         """Return the time in ns at which a rank last used the last of these blocks.
 
-        0 if the rank does not have the last block.
+        Return 0 if the rank does not have the last block.
         """
         buckets, is_same = self._locate(place, hashes[-1:])
         return int(self._used_RBW[place, buckets][is_same].max(initial=0))

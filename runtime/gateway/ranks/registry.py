@@ -84,9 +84,9 @@ class Unit:
 
     @property
     def straggler(self) -> tuple[int, float] | None:
-        """The number of a rank that slows a ready unit down, and how many times longer its steps take.
+        """(number of a rank that slows a ready unit down, how many times longer that rank's steps take).
 
-        None without one.
+        None if no rank slows the unit down.
         """
         return find_straggler([rank.own_step_us for rank in self.ranks]) if self.is_ready else None
 
@@ -321,14 +321,14 @@ class Registry:
             raise WireError(f"it says that it is of unit {unit}, its certificate is of {shown_identity}")
 
     def _hang_up_predecessor(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
-        """Close the earlier connection of the same process, if it broke without being noticed here."""
+        """Close the earlier connection of the same process, if that connection broke without being noticed here."""
         known = self._roster.get(hello.unit, hello.rank)
         if known is not None and known.state != "lost" and known.hello == hello and known.shares_host(writer):
             log.info("%s on %s calls again", known, hello.node)
             known.hang_up(f"{known} lost its connection")
 
     def _drop_predecessors(self, hello: Hello) -> None:
-        """Drop the lost ranks of an earlier launch of this unit. All of them are of the same launch."""
+        """Drop the unit's known ranks if they are of an earlier launch. Known ranks of a unit are all of one launch."""
         known = next(iter(self._roster.unit_ranks(hello.unit)), None)
         if known is not None and _launch_identity(known.hello) != _launch_identity(hello):
             self._roster.drop_unit(hello.unit)

@@ -129,8 +129,8 @@ def choose_ranks(
     """Return the rank for a request's first token and the rank for its later tokens; in a mixed unit both are the same.
 
     `ranks` are those of all ready units. `turn` counts the calls, so that equal ranks take turns. `find_held` returns
-    how much of the prompt each of some ranks has in its cache. The result is None if a phase has no ready unit or no
-    rank has room.
+    for each of the ranks given to it how much of the prompt the rank has in its cache. The result is None if a phase
+    has no ready unit or no rank has room.
     """
     first, rest = _split_by_role(ranks)
     rest_with_room = _ranks_with_room(rest, size)
@@ -197,8 +197,8 @@ def pick(
 ) -> RankLoad:
     """Return the best rank for a request. `ranks` is not empty and of one phase.
 
-    Among equally good ranks, the call number `turn` decides. `find_held` returns how much of the prompt each of some
-    ranks has in its cache.
+    Among equally good ranks, the call number `turn` decides. `find_held` returns for each of the ranks given to it how
+    much of the prompt the rank has in its cache.
     """
     costs = _costs(policy, ranks, size, find_held)
     lowest = min(costs)
@@ -241,7 +241,10 @@ def _rank_room(load: RankLoad, work: Work) -> int:
 
 
 def _costs(policy: Policy, ranks: Sequence[RankLoad], size: RequestSize, find_held: FindHeld) -> list[float]:
-    """Return the cost of each rank under the policy, which chooses the rank with the lowest cost."""
+    """Return the cost of each rank under the policy, `[num_ranks]`.
+
+    The policy chooses the rank with the lowest cost.
+    """
     match policy:
         case Policy.BALANCED if _common_phase(ranks) == "decode":
             growth = _spread_growth(sum_works(load.work for load in ranks), size.work_at("decode"))
@@ -258,7 +261,7 @@ def _costs(policy: Policy, ranks: Sequence[RankLoad], size: RequestSize, find_he
 
 
 def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
-    """Return the time in which a rank would have computed the prompt, in units of the time of one prompt token.
+    """Return how long a rank would take to have computed the prompt, in units of the time of one prompt token.
 
     The tokens in a mixed rank's KV add to the time, because such a rank also makes tokens.
     """
@@ -269,10 +272,10 @@ def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
 
 
 def _spread_growth(total: Work, work: Work) -> Callable[[Work, int], float]:
-    """Return a function that computes by how much `work` would increase the spread if a decode rank got it.
+    """Return a function that says how much more unevenly ranks would be loaded if a decode rank got `work`.
 
     The function takes the rank's load and the number of tokens to send there. Its values are in proportion to the
-    spread. A token to be sent counts like SENT_TOKEN tokens of KV.
+    growth of the spread of requests and KV over ranks. A token to be sent counts like SENT_TOKEN tokens of KV.
     """
     after = total + work
     requests, kv = work.num_requests / after.num_requests**2, work.kv_tokens / after.kv_tokens**2

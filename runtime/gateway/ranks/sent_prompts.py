@@ -45,7 +45,10 @@ class SentPrompts:
     """The prompts sent to one rank. All ranks of a phase share one prefix index."""
 
     def __init__(self, index: PrefixIndex, *, says_found: bool) -> None:
-        """Begin without prompts. `says_found`: the rank reports how much of each prompt it found in its cache."""
+        """Begin without prompts.
+
+        `says_found` says that the rank reports how much of each prompt it found in its cache.
+        """
         self.index, self._says_found = index, says_found
         self.place: int | None = None  # the rank's place in the index, from the first prompt on
         self._sent: dict[str, _Sent] = {}
@@ -111,7 +114,10 @@ class SentPrompts:
 
 
 def find_held(ranks: Sequence[SentPrompts], hashes: BlockHashes, num_prompt_tokens: int) -> Sequence[HeldPrefix]:
-    """Return how much of a prompt each of some ranks of one phase has in its cache. At least one rank is given."""
+    """Return for each of `ranks`, all of one phase, how much of a prompt the rank has in its cache.
+
+    There must be at least one rank.
+    """
     places = [rank.place for rank in ranks if rank.place is not None]
     found = dict(zip(places, ranks[0].index.find(hashes, places), strict=True))
     return [

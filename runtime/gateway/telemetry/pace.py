@@ -15,7 +15,7 @@ MIN_WAIT_S, MAX_WAIT_S = 1, 60  # assumed: a client that has to wait longer goes
 
 
 class Pace:
-    """Tracks the mean time of an answer, and estimates when running requests end."""
+    """Tracks the mean time of an answer, and estimates when enough running requests have ended."""
 
     def __init__(self) -> None:
         self._mean_s: float | None = None

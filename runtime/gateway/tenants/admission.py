@@ -133,8 +133,8 @@ class AdmissionQueue:
     def join(self, caller: str, cost: float, try_to_start: Callable[[], bool], give_up: Callable[[str], None]) -> Turn:
         """Queue a request. The request may start at once. The caller must `end` the returned turn in any case.
 
-        `try_to_start` sends the request to ranks and returns whether any took it. `give_up` gets the reason if none
-        will.
+        `try_to_start` sends the request to ranks and returns whether any took it. `give_up` is called with the reason
+        if none will take it.
         """
         turn = self._queue.join(caller, cost)
         self._waiting[turn] = _Waiting(try_to_start, give_up)
@@ -144,7 +144,7 @@ class AdmissionQueue:
         return turn
 
     def end(self, turn: Turn, cost: float) -> None:
-        """End a request. `cost` is its real work in tokens if ranks worked on it. A second call does nothing."""
+        """End a request. `cost` is the request's real work if ranks worked on it. A second call does nothing."""
         self._queue.end(turn, cost)
         if self._waiting.pop(turn, None) is not None:
             self.schedule_start()  # the next one may be smaller and fit

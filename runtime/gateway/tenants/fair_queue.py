@@ -71,7 +71,7 @@ class FairQueue:
         return self._num_waiting
 
     def num_callers(self, name: str) -> int:
-        """Return how many callers wait. `name` counts even if none of its requests waits."""
+        """Return how many callers wait. The caller `name` counts even if none of its requests waits."""
         return len(self._waiting) + (name not in self._waiting)
 
     def room(self, name: str, num_places: int) -> int:
@@ -129,9 +129,9 @@ class FairQueue:
             del self._waiting[caller.name]
 
     def _forget(self, caller: _Caller) -> None:
-        """Forget the idle callers whose counter is not ahead of the clock, or all idle callers if no caller waits.
+        """Forget the idle callers that have been served no more work than others (counters not ahead of the clock).
 
-        `caller` may just have become idle.
+        If no caller waits, forget all idle callers. `caller` may just have become idle.
         """
         if not caller.waiting and not caller.num_served:
             self._idle[caller.name] = caller

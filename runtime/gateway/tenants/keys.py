@@ -91,7 +91,7 @@ class Account:
     def begin(self, num_requests: int, num_tokens: int, *, is_stream: bool) -> "Spending":
         """Reserve a call's requests, and `num_tokens`, the most tokens of prompts and answers that it may use.
 
-        Return the reservation. Raises ApiError if it exceeds a limit.
+        Return the reservation. Raises ApiError if the reservation exceeds a limit.
         """
         self.check_tokens()
         if self.limits is not None:
@@ -151,10 +151,10 @@ class KeyRing:
         self._complain = Complaints(log.warning)
 
     def find_account(self, authorization: str | None, peer: str) -> Account:
-        """Return the account of the key in the Authorization header. Raises ApiError if there is no known key.
+        """Return the account of the key in the Authorization header.
 
-        The log then names `peer`. Every hash is compared in full, so that the time does not show how much of one was
-        right.
+        Raises ApiError if the key is unknown; the log then names `peer`. Every hash is compared in full, so that the
+        time taken does not show how much of a hash was right.
         """
         self._reload_if_changed()
         scheme, _, key = (authorization or "").partition(" ")

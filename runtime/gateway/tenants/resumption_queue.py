@@ -56,10 +56,11 @@ class ResumptionQueue:
     def join(
         self, try_to_resume: Callable[[], bool], give_up: Callable[[str], None], num_resumptions: int
     ) -> Callable[[], None]:
-        """Queue a request. `try_to_resume` is called until it succeeds, or `give_up` with a reason after the timeout.
+        """Queue a request. Return a function by which the request leaves the queue.
 
-        Return a function that leaves the queue. A request that has resumed before, `num_resumptions` times, waits
-        longer before its first try, because the fault that broke a handover may take a while to be noticed.
+        `try_to_resume` is called until it succeeds; after the timeout, `give_up` is called with a reason. A request
+        that has resumed before, `num_resumptions` times, waits longer before its first try, because the fault that
+        broke a handover may take a while to be noticed.
         """
         not_before = asyncio.get_running_loop().time() + FIRST_PAUSE_S * 2**num_resumptions
         waiting = _Waiting(try_to_resume, give_up, not_before, not_before + self._wait_s)
@@ -72,7 +73,7 @@ class ResumptionQueue:
         return lambda: self._queue.pop(waiting, None)
 
     def close(self, reason: str) -> None:
-        """Fail the requests that wait, now and later."""
+        """Fail the requests that wait now, and those that come later."""
         self._close_reason = reason
         for waiting in list(self._queue):
             waiting.give_up(reason)
