@@ -88,7 +88,7 @@ class LatentCache:
             table.append(self._owners.take())
 
     def share(self, table: PageTable, first: int, shared: PageTable) -> None:
-        """Let a request use the pages `shared` in place of those in its `table`, from number `first` on.
+        """Let a request use the pages `shared` in place of the pages in its `table` from number `first` on.
 
         The request must not have written to the pages that it gives up.
         """

@@ -89,7 +89,7 @@ class HostMemory:
     def let_blocks_give_way(self, give_way: Callable[[int], None]) -> None:
         """Set the function that frees blocks of the host tier.
 
-        It is called with the number of bytes that requests lack, and frees as many as it can.
+        The function is called with the number of bytes that requests lack, and frees as many as it can.
         """
         self._give_way = give_way
 
@@ -138,9 +138,9 @@ class Staging:
 
     On an H100 a gigabyte took 0.53 s to pin, in which no other thread of the process could launch a kernel.
 
-    A request gets the first gap that is large enough. Its piece comes back when nothing refers to the latents any more.
-    A copy to the device may still read the piece then, so it becomes a gap only once the copies begun by then have
-    ended.
+    A request gets the first gap that is large enough, as its piece. The piece comes back when nothing refers to the
+    latents any more. A copy to the device may still read it then, so it becomes a gap only once all copies begun by
+    that time have ended.
     """
 
     def __init__(self, link: HostLink, num_bytes: int) -> None:

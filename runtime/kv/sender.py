@@ -51,7 +51,7 @@ TOO_SLOW = "it takes its KV too slowly"
 class TransferCounters(Protocol):
     """Counts the requests that were handed over to decode ranks, and their bytes."""
 
-    def kv_sent(self, num_bytes: "SentBytes", seconds: float, seconds_after_prompt: float) -> None:
+    def count_transfer(self, num_bytes: "SentBytes", seconds: float, seconds_after_prompt: float) -> None:
         """Count one request that a decode rank has accepted.
 
         Both times end with the acceptance: `seconds` begins with the latents of the first layer, `seconds_after_prompt`
@@ -78,7 +78,7 @@ class _Rows:
     arrived: Callable[[], None] | None
 
     def cut(self, start: int) -> "_Rows":
-        """Return these rows without those before position `start`, which may be all of them."""
+        """Return these rows without the rows before position `start`, which may be all of them."""
         num_cut = min(max(start - self.start, 0), len(self.latent_TC))
         return replace(self, start=self.start + num_cut, latent_TC=self.latent_TC[num_cut:])
 
@@ -191,7 +191,7 @@ class KvSender:
             self._complain(f"the decode rank at {host}:{port} refused KV: {reply.reason}")
             raise RuntimeFailure(f"the decode rank refused it: {reply.reason}")
         now = time.perf_counter()
-        self._counters.kv_sent(connection.sent, now - outgoing.began, now - outgoing.ended)
+        self._counters.count_transfer(connection.sent, now - outgoing.began, now - outgoing.ended)
 
     def _connection(self, host: str, port: int) -> "_Connection":
         idle = self._idle.get((host, port), [])
@@ -319,7 +319,10 @@ class _Connection:
         return reply
 
     async def _write_rows(self, rows: _Rows, start: int, place: _PeerMemory | None) -> None:
-        """Write rows into the peer's memory `place`, or send them if it is None. Skip those before position `start`."""
+        """Write rows into the peer's memory `place`, or send them if `place` is None.
+
+        Skip rows before position `start`.
+        """
         if rows.arrived is not None:
             await asyncio.to_thread(rows.arrived)
         row_bytes, num_before = rows.latent_TC[0].nbytes, len(rows.latent_TC)

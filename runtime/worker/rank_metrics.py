@@ -51,7 +51,7 @@ class RankMetrics:
             registry=self.registry,
         ).labels(*self._labels)
 
-    def kv_sent(self, num_bytes: SentBytes, seconds: float, seconds_after_prompt: float) -> None:
+    def count_transfer(self, num_bytes: SentBytes, seconds: float, seconds_after_prompt: float) -> None:
         """Count one request's KV transfer, which a decode rank accepted.
 
         Both times end with the acceptance: `seconds` begins with the latents of the first layer, `seconds_after_prompt`

@@ -131,7 +131,7 @@ class Prefill:
     def __init__(self, accepted, number=0, port=QUICK_PORT, agent=None):
         self._accepted, self._number, self._other_number = accepted, number, FIRST_OF_OTHER
         self._port, self._decode_cpu_s = port, 0.0  # until the last request arrived
-        counters = SimpleNamespace(kv_sent=lambda *_: None)
+        counters = SimpleNamespace(count_transfer=lambda *_: None)
         self._network = Network(
             GatewayAddress(HOST, 1), HELLO, Inbox(), KvSender(counters, max_held_bytes(LAUNCH), agent)
         )

@@ -232,7 +232,7 @@ def fork_senders():
 
 async def send_jobs(jobs):
     agent = StoppingAgent()
-    sender = KvSender(SimpleNamespace(kv_sent=lambda *_: None), 2**30, agent)
+    sender = KvSender(SimpleNamespace(count_transfer=lambda *_: None), 2**30, agent)
     for job in jobs:
         agent.num_bytes, agent.stop_after = 0, job.stop_after
         try:

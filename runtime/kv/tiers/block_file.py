@@ -84,7 +84,7 @@ class BlockForm:
         return FIELDS.pack(MAGIC, FORMAT, *self.shape, dtype, self.latent_bytes, self.block_digest, block_hash)
 
     def is_of(self, fields: bytes | bytearray, block_hash: bytes) -> bool:
-        """Return whether a file's header fields are those of the `block_hash`."""
+        """Return whether a file's header fields are those of the block with the hash `block_hash`."""
         return fields == self._fields(block_hash)
 
 

@@ -117,7 +117,7 @@ class DiskTier:
                 self._queued[block_hash] = tenant, latents
                 self._writer.submit(partial(self._write, block_hash))
             else:
-                self.counters.drop(reason)
+                self.counters.count_dropped(reason)
 
     def flush(self, deadline_s: float) -> int:
         """Wait for at most `deadline_s` seconds until all offered blocks are written.
@@ -134,7 +134,10 @@ class DiskTier:
             workers.close()
 
     def _load_first(self, loading: Loading, hashes: list[bytes], tenant: bytes) -> None:
-        """Load the first block of a loading. If it exists, which is rare, let the other threads help with the rest."""
+        """Load the first block of a loading.
+
+        If it exists, which is rare, let other threads help to load further blocks.
+        """
         if self._load_next(loading, hashes, tenant):
             for _ in range(min(NUM_READERS, len(hashes) - 1)):
                 self._readers.submit(partial(self._load_rest, loading, hashes, tenant))
@@ -150,9 +153,9 @@ class DiskTier:
             return False
         found = self._read(hashes[number], tenant, loading.deadline)
         if isinstance(found, str):
-            loading.missed(number, found)
+            loading.record_miss(number, found)
             return False
-        loading.arrived(number, found)
+        loading.add_block(number, found)
         return True
 
     def _read(self, block_hash: bytes, tenant: bytes, deadline: float) -> Tensor | str:
@@ -166,13 +169,13 @@ class DiskTier:
         except FileNotFoundError:
             return ABSENT
         except NotThisBlock as error:
-            self._reading.failed(f"block {block_hash.hex()} is {error.reason}", rests=False)
+            self._reading.record_failure(f"block {block_hash.hex()} is {error.reason}", rests=False)
             self._remove(block_hash, tenant)
             return error.reason
         except OSError as error:
-            self._reading.failed(_reason(error), rests=False)
+            self._reading.record_failure(_reason(error), rests=False)
             return ERROR
-        self._reading.succeeded()
+        self._reading.record_success()
         return latents
 
     def _make_room(self, deadline: float) -> Tensor | str:
@@ -221,7 +224,7 @@ class DiskTier:
         for block_hash in waiting:
             del self._queued[block_hash]
         if waiting:
-            self.counters.drop(OFF, len(waiting))
+            self.counters.count_dropped(OFF, len(waiting))
 
     def _write(self, block_hash: bytes) -> None:
         """Write a block, if it is still in the queue."""
@@ -231,13 +234,13 @@ class DiskTier:
             return
         try:
             if self._writing.rests:
-                self.counters.drop(OFF)
+                self.counters.count_dropped(OFF)
             else:
                 self._writer.sleep(self._bandwidth.take(self._form.file_bytes, NEVER) or 0.0)
                 self._publish(block_hash, *queued)
         except OSError as error:
-            self.counters.drop(ERROR)
-            self._writing.failed(_reason(error), rests=True)
+            self.counters.count_dropped(ERROR)
+            self._writing.record_failure(_reason(error), rests=True)
             if error.errno in NO_SPACE:
                 self._clean(disk_is_full=True)
         finally:
@@ -253,10 +256,10 @@ class DiskTier:
             with self._usage.writing():
                 used = self._usage.take(self._charge)
                 if used is None:
-                    self.counters.drop(TIER_FULL)
+                    self.counters.count_dropped(TIER_FULL)
                 elif self._write_counted(block_hash, tenant, latents):
-                    self.counters.wrote(self._form.file_bytes)
-                    self._writing.succeeded()
+                    self.counters.count_written(self._form.file_bytes)
+                    self._writing.record_success()
         if used is None or used > HIGH * self._bound.max_bytes:
             self._clean()
 
@@ -286,7 +289,7 @@ class DiskTier:
         try:
             self.counters.count_evicted(self._janitor.clean(disk_is_full=disk_is_full) or 0)
         except OSError as error:
-            self._writing.failed(_reason(error), rests=True)
+            self._writing.record_failure(_reason(error), rests=True)
         finally:
             with self._changed:
                 self._cleans = False

@@ -52,7 +52,7 @@ class BlockFolder:
     @contextmanager
     def root(self, *, create: bool = False) -> Iterator[int]:
         """Open the folder `blocks` and yield its descriptor. Raises PermissionError if other users can look into it."""
-        with _opened(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)) as path:
+        with _close_after(os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)) as path:
             device = os.fstat(path).st_dev
             self._device = self._device or device
             may_create = create and device == self._device  # not in a mount point whose disk is absent
@@ -80,7 +80,7 @@ class BlockFolder:
         with (
             self.root() as root,
             open_below(root, *self._owner(tenant), fan) as folder,
-            _opened(os.open(leaf, BLOCK, dir_fd=folder)) as file,
+            _close_after(os.open(leaf, BLOCK, dir_fd=folder)) as file,
         ):
             yield file
             _note_use(file)
@@ -113,7 +113,7 @@ class BlockFolder:
             file = _open_nameless(folder)
             if file is None:
                 return _write_and_rename(root, folder, leaf, parts)
-            with _opened(file):
+            with _close_after(file):
                 write_parts(file, parts)
                 try:
                     os.link(f"/proc/self/fd/{file}", leaf, dst_dir_fd=folder)
@@ -184,7 +184,7 @@ def _write_and_rename(root: int, folder: int, leaf: str, parts: Sequence[bytes |
     partial = secrets.token_hex(16)
     with open_below(root, PARTIAL, create=True) as partials:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with _opened(os.open(partial, flags, 0o600, dir_fd=partials)) as file:
+        with _close_after(os.open(partial, flags, 0o600, dir_fd=partials)) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 write_parts(file, parts)
@@ -203,7 +203,7 @@ def _remove_partial(partials: int, partial: str) -> None:
 
 
 @contextmanager
-def _opened(file: int) -> Iterator[int]:
+def _close_after(file: int) -> Iterator[int]:
     try:
         yield file
     finally:

@@ -60,7 +60,7 @@ class Bound:
     def charge(self, num_bytes: int) -> int:
         """Return what a file of `num_bytes` costs: its bytes, but at least `max_bytes / max_files`.
 
-        So both bounds are kept.
+        A bound on the sum of charges thus keeps both bounds, on bytes and on files.
         """
         return max(num_bytes, -(-self.max_bytes // self.max_files))
 
@@ -73,7 +73,7 @@ class Usage:
 
     def take(self, charge: int) -> int | None:
         """Add the charge of a file to be written. Return the new sum; None if there is no room."""
-        with self._locked() as file:
+        with self._lock_file() as file:
             used = _read_usage(file) + charge
             if used > self._bound.max_bytes:
                 return None
@@ -82,7 +82,7 @@ class Usage:
 
     def change(self, charge: int) -> int:
         """Add a charge, which may be negative. Return the new sum."""
-        with self._locked() as file:
+        with self._lock_file() as file:
             used = max(0, _read_usage(file) + charge)
             _write(file, used)
         return used
@@ -90,19 +90,19 @@ class Usage:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold this context from a file's `take` until the file exists: it marks a write under way."""
-        with self._locked("writing", fcntl.LOCK_SH):
+        with self._lock_file("writing", fcntl.LOCK_SH):
             yield
 
     def settled(self) -> int | None:
         """Return the sum at a moment without writes under way; None if there is no such moment."""
         try:
-            with self._locked("writing"):
+            with self._lock_file("writing"):
                 return self.change(0)
         except BlockingIOError:
             return None
 
     @contextmanager
-    def _locked(self, name: str = "usage", kind: int = fcntl.LOCK_EX) -> Iterator[int]:
+    def _lock_file(self, name: str = "usage", kind: int = fcntl.LOCK_EX) -> Iterator[int]:
         with self._folder.root(create=True) as root, _opened_to_write(root, name) as file:
             until = time.monotonic() + LOCK_WAIT_S
             while not _lock(file, kind):

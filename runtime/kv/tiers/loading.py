@@ -35,7 +35,7 @@ class TierCounters:
     evicted: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
-    def loaded(self, num_blocks: int, num_bytes: int, miss: str | None) -> None:
+    def count_loading(self, num_blocks: int, num_bytes: int, miss: str | None) -> None:
         """Count a loading that has ended. `miss` is the reason if it ended early."""
         with self._lock:
             self.hits += num_blocks
@@ -43,13 +43,13 @@ class TierCounters:
             if miss is not None:
                 self.misses[miss] += 1
 
-    def wrote(self, num_bytes: int) -> None:
+    def count_written(self, num_bytes: int) -> None:
         """Count a block that was written, and its bytes."""
         with self._lock:
             self.written += 1
             self.written_bytes += num_bytes
 
-    def drop(self, reason: str, num_blocks: int = 1) -> None:
+    def count_dropped(self, reason: str, num_blocks: int = 1) -> None:
         """Count blocks that were offered and will not be written."""
         with self._lock:
             self.dropped[reason] += num_blocks
@@ -111,7 +111,7 @@ class Loading:
             self._is_over = True
             del self._blocks[self._num_whole :]
             num_bytes = sum(block.nbytes for block in self._blocks if block is not None)
-            self._counters.loaded(self._num_whole, num_bytes, miss)
+            self._counters.count_loading(self._num_whole, num_bytes, miss)
             self._changed.notify_all()
 
     def next_block(self) -> int | None:
@@ -123,14 +123,14 @@ class Loading:
             self._next += 1
             return self._next - 1
 
-    def arrived(self, number: int, latents: Tensor) -> None:
+    def add_block(self, number: int, latents: Tensor) -> None:
         """Add the loaded block `number`."""
         with self._changed:
             if not self._is_over:
                 self._blocks[number] = latents
                 self._end_if_complete()
 
-    def missed(self, number: int, reason: str) -> None:
+    def record_miss(self, number: int, reason: str) -> None:
         """Record that block `number` is missing, so that later blocks are not needed."""
         with self._changed:
             if not self._is_over and number < self._end:

@@ -35,7 +35,7 @@ class Health:
         """True if the work is skipped for now, after a recent failure."""
         return time.monotonic() < self._rests_until
 
-    def failed(self, why: str, *, rests: bool) -> None:
+    def record_failure(self, why: str, *, rests: bool) -> None:
         """Record a failure and its reason.
 
         With `rests`, the work is skipped for a while, because each further try costs too much.
@@ -48,7 +48,7 @@ class Health:
                 self._is_well = False
                 self._say(f"prefix cache: {self._work} fails: {why}; what it would have saved is computed")
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record a success. After a period without failures the work counts as healthy again."""
         if self._is_well:
             return
@@ -107,7 +107,7 @@ class Workers:
             del task  # and the memory that it refers to
 
     def _fail(self) -> None:
-        self._health.failed(f"the disk takes over {STUCK_S:g} s to answer", rests=True)
+        self._health.record_failure(f"the disk takes over {STUCK_S:g} s to answer", rests=True)
 
 
 def _is_too_long(began: float) -> bool:

@@ -39,7 +39,7 @@ class Pair:
 
     def __init__(self, decode, agent):
         self.decode = decode
-        self.sender = KvSender(SimpleNamespace(kv_sent=lambda *_: None), 2**30, agent)
+        self.sender = KvSender(SimpleNamespace(count_transfer=lambda *_: None), 2**30, agent)
 
     def expect(self, name, num_tokens=100):
         """A request that the decode rank expects."""

@@ -29,7 +29,7 @@ class Rank:
         layout = KvLayout(11, "fp32", 4 * layers * latent_dim)
         self.launch = SimpleNamespace(limits=LIMITS, kv_digest="sha256:kv", kv_cache=layout, deterministic=True)
         self.sent, self.tokens, self.inbox = [], {}, Inbox()
-        sender = KvSender(SimpleNamespace(kv_sent=lambda num_bytes, *_: self.sent.append(num_bytes)), 2**30)
+        sender = KvSender(SimpleNamespace(count_transfer=lambda num_bytes, *_: self.sent.append(num_bytes)), 2**30)
         self.network = Network(GatewayAddress(HOST, 1), HELLO, self.inbox, sender)
         self.phase = kind(engine, self.launch, self, NO_METRICS, b"blocks")
 

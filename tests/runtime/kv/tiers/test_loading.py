@@ -17,9 +17,9 @@ def test_any_order_of_blocks_ends_alike(outcomes, data):
     numbers = [loading.next_block() for _ in outcomes]
     for number in data.draw(st.permutations(numbers)):
         if outcomes[number] is None:
-            loading.arrived(number, torch.full((2,), number, dtype=torch.uint8))
+            loading.add_block(number, torch.full((2,), number, dtype=torch.uint8))
         else:
-            loading.missed(number, outcomes[number])
+            loading.record_miss(number, outcomes[number])
     whole = next((number for number, outcome in enumerate(outcomes) if outcome), len(outcomes))
 
     assert loading.is_done()
@@ -34,8 +34,8 @@ def test_what_comes_after_the_end_is_not_kept():
     counters = TierCounters()
     loading = Loading(2, time.monotonic() - 1, counters)
     assert loading.is_done()
-    loading.arrived(0, torch.zeros(1))
-    loading.missed(1, ABSENT)
+    loading.add_block(0, torch.zeros(1))
+    loading.record_miss(1, ABSENT)
     loading.end(ABSENT)
 
     assert loading.next_block() is None
