@@ -35,7 +35,7 @@ def measure_gpu_loads(expert_map: ExpertMap, loads: Sequence[Sequence[float]], s
     loads_LE = scale(loads)
     in_order = [slot % loads_LE.shape[1] for slot in range(sizes.num_slots)]
     in_order_LG, mapped_LG = (
-        _over_mean(gpu_loads(loads_LE, as_slots(rows, sizes), expert_map.split, sizes.num_nodes))
+        _divide_by_mean(gpu_loads(loads_LE, as_slots(rows, sizes), expert_map.split, sizes.num_nodes))
         for rows in ([in_order] * len(loads_LE), expert_map.physical_to_logical)
     )
     layer = int(mapped_LG.max(axis=1).argmax())
@@ -47,7 +47,7 @@ def measure_gpu_loads(expert_map: ExpertMap, loads: Sequence[Sequence[float]], s
     )
 
 
-def _over_mean(loads_LG: "Floats") -> "Floats":
+def _divide_by_mean(loads_LG: "Floats") -> "Floats":
     import numpy as np  # as above
 
     mean_L1 = loads_LG.mean(axis=1, keepdims=True)

@@ -176,7 +176,7 @@ class ModuleNames:
         return [regex for each, regex in self._regexes.items() if ALL_BUT.match(each)]
 
     @cached_property
-    def _of_fused(self) -> Sequence[re.Pattern[str]]:
+    def _fused_regexes(self) -> Sequence[re.Pattern[str]]:
         return [regex for each, regex in self._regexes.items() if MEANS_FUSED.search(each)]
 
     @cached_property
@@ -197,7 +197,7 @@ class ModuleNames:
             return True
         if _match(self._globs, self._own, module.own):
             return True
-        if _match(self._globs_of_fused, self._of_fused, module.fused):
+        if _match(self._globs_of_fused, self._fused_regexes, module.fused):
             return True
         return any(all(map(regex.match, module.own)) for regex in self._all_but)
 

@@ -117,8 +117,8 @@ def _unit_load(unit: str, counts: Counts, minute: Counts) -> UnitLoad:
     `counts` has the present values of all metrics, and `minute` their growth in the last minute. Their sources are
     named UNIT/RANK.
     """
-    here = _of_unit(counts, unit)
-    grown = _of_unit(minute, unit)
+    here = _unit_counts(counts, unit)
+    grown = _unit_counts(minute, unit)
     kv = [value for _, value in _values(here, "kv_cache_usage_perc")]
     requests = [_sum(here, f"rank_requests_{kind}") for kind in ("running", "waiting")]
     balances = [value for _, value in _values(here, "expert_load_imbalance")]
@@ -131,7 +131,7 @@ def _unit_load(unit: str, counts: Counts, minute: Counts) -> UnitLoad:
     )
 
 
-def _of_unit(counts: Counts, unit: str) -> Counts:
+def _unit_counts(counts: Counts, unit: str) -> Counts:
     return {key: value for key, value in counts.items() if key[0].rpartition("/")[0] == unit}
 
 

@@ -64,10 +64,10 @@ class Source:
         Raises CallError if there is neither spec nor plan, or both. Raises SpecError or InfeasibleError if the one
         given is wrong.
         """
-        found = self._found
+        found = self._compiled
         if isinstance(found, Plan):
             return found
-        return found.deployed if self._before is None else found.deployed_with_demand
+        return found.deployed if self._previous_plan is None else found.deployed_with_demand
 
     @cached_property
     def objects(self) -> PlanObjects:
@@ -77,15 +77,15 @@ class Source:
     @property
     def verdict(self) -> str:
         """The verdict on the change from `previous`: what `pulumi up` does to serving units."""
-        if self._before is None or not self._before.runnable:
+        if self._previous_plan is None or not self._previous_plan.runnable:
             return "not_compared"
-        return Pair.of(self._before, self._found, self.deployed).compare().ways["pulumi"].verdict
+        return Pair.of(self._previous_plan, self._compiled, self.deployed).compare().ways["pulumi"].verdict
 
     @cached_property
-    def _found(self) -> Compiled | Plan:
+    def _compiled(self) -> Compiled | Plan:
         match self.spec or None, self.plan or None:
             case str() as spec, None:
-                return run_passes(_read_spec(spec, self.overlays), self._before)
+                return run_passes(_read_spec(spec, self.overlays), self._previous_plan)
             case None, str() if self.previous or self.overlays:
                 rule = f"R302 {'previous' if self.previous else 'overlays'} must come with spec"
                 raise _wrong(rule, "a plan is not planned again", "leave it out, or give the spec")
@@ -95,7 +95,7 @@ class Source:
         raise _wrong("R301 exactly one of spec and plan must be set", found, "set spec to a spec, or plan to a plan")
 
     @cached_property
-    def _before(self) -> Plan | None:
+    def _previous_plan(self) -> Plan | None:
         return _read_plan("previous", self.previous) if self.previous else None
 
 

@@ -88,7 +88,7 @@ def report_errors(rpc: Rpc[Answer]) -> Callable[[Any, Any, grpc.ServicerContext]
         try:
             return rpc(self, request)
         except InitFailed as error:
-            error.detail.inputs.CopyFrom(_with_secrets_of(request, error.detail.inputs))
+            error.detail.inputs.CopyFrom(_copy_secret_marks(request, error.detail.inputs))
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error), error.detail)
         except ProviderError as error:
             _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -125,7 +125,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def CheckConfig(self, request: provider_pb2.CheckRequest) -> provider_pb2.CheckResponse:
-        """Return the mistakes in the provider's configuration, also those that only its cluster can show."""
+        """Return the mistakes in the provider's configuration, also the mistakes that only its cluster can show."""
         given = decode_struct(request.news)
         if has_unknown(given):
             self.engine.warn(request.urn, NOT_CHECKED)
@@ -218,7 +218,7 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         return provider_pb2.ReadResponse(
             id=objects.resource_id(manifests),
             properties=objects.outputs(manifests, request.type),
-            inputs=_with_secrets_of(request, encode_struct(objects.build_inputs(manifests, request.type))),
+            inputs=_copy_secret_marks(request, encode_struct(objects.build_inputs(manifests, request.type))),
             refresh_before_update=True,
         )
 
@@ -382,11 +382,11 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
 
 def _fully_known(manifests: Manifests) -> dict[str, Manifest]:
-    """Return only those manifests all of whose values are known at preview."""
+    """Return the manifests without those that have a value not known at preview."""
     return {key: each for key, each in manifests.items() if not has_unknown(each)}
 
 
-def _with_secrets_of(request: Any, inputs: Struct) -> Struct:
+def _copy_secret_marks(request: Any, inputs: Struct) -> Struct:
     """Return `inputs`, with every value marked as secret that is secret in the request's inputs."""
     given = [getattr(request, each) for each in INPUTS if each in request.DESCRIPTOR.fields_by_name]
     return functools.reduce(mark_secrets, given, inputs)
