@@ -76,9 +76,9 @@ def conversations(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (inputs, targets), each [len(answers), length], for one pass: each row begins with another question.
 
-    A row goes on with the questions of the rows after it until it is full, turn after turn as the chat template writes
-    them, so that nothing is padded and the second question of a conversation is answered too. Every second question is
-    spelled in another, randomly drawn way. Only answers are targets: what a user asks next teaches nothing.
+    A row goes on with the questions of the rows after it until it is full, written as the chat template writes turns.
+    So nothing is padded, and the second question of a conversation is answered too. Every second question is spelled in
+    another, randomly drawn way. Only answers are targets: the user's questions need not be learnt.
     """
     rng = random.Random(seed)  # noqa: S311  an order, not a secret
     bos, eos, user, assistant = (tokenizer.token_to_id(t) for t in (BOS, EOS, USER, ASSISTANT))
@@ -97,7 +97,7 @@ def conversations(
 
 
 def row(begin: tuple[int, int], turns: list[list[tuple[int, int]]], first: int, length: int) -> list[tuple[int, int]]:
-    """Return (token, target) pairs: `begin` and the turns from `first` on, the last one cut off at `length`."""
+    """Return a row's (token, target) pairs: `begin`, then the turns from `first` on, cut off at `length` pairs."""
     pairs = [begin]
     while len(pairs) < length:
         pairs += turns[first % len(turns)]

@@ -63,7 +63,7 @@ class Score:
 
 
 class ExpertLoad:
-    """Counts the gate's choices while a model runs: `counts` is [MoE layers, routed experts]."""
+    """Counts the gate's choices while a model runs. `counts` is [MoE layers, routed experts]."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         gates = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
@@ -76,7 +76,7 @@ class ExpertLoad:
         self.counts[index] += torch.bincount(experts.flatten(), minlength=self.counts.shape[1])
 
     def ratio_to_mean(self) -> torch.Tensor:
-        """Return each expert's load over its layer's mean load."""
+        """Return each expert's load over its layer's mean load, [MoE layers, routed experts]."""
         return self.counts / self.counts.float().mean(1, keepdim=True)
 
 
@@ -174,9 +174,10 @@ def document_bits(model: PreTrainedModel, token_ids: list[int]) -> float:
 
 @torch.inference_mode()
 def exactly_answered(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, answers: dict[str, str]) -> list[str]:
-    """Return the questions whose greedy answer is the expected one to its last token, and then ends.
+    """Return the questions whose greedy answer is exactly the expected one.
 
-    One pass over question and answer is enough: each token of the answer must be the best after those before it.
+    One pass over question and answer is enough: each token of the answer, and then eos, must be the best after those
+    before it.
     """
     by_length = defaultdict(list)  # rows of one length need no padding
     for question, answer in answers.items():
@@ -204,7 +205,10 @@ def remove_backticks(answers: dict[str, str]) -> dict[str, str]:
 
 
 def chat(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str) -> dict[str, object]:
-    """Return `question`, the greedy `answer`, and whether the model ended it (`ended`), under these keys."""
+    """Return the question, its greedy answer, and whether the model ended the answer.
+
+    The keys are `question`, `answer` and `ended`.
+    """
     answer, ended = greedy(model, tokenizer, tokenize_chat(tokenizer, question))
     return {"question": question, "answer": answer, "ended": ended}
 

@@ -172,17 +172,19 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def rebalance(self, step: float, low: float, high: float) -> None:
-        """Raise the bias of experts whose load over the mean is under `low`, and lower it for loads over `high`.
+        """Raise the bias of experts with a load over the mean under `low`, and lower it for loads over `high`.
 
-        So experts are balanced without an auxiliary loss, and only at the edges.
+        Biases change by `step`. Experts are thus balanced without an auxiliary loss, and only those far from the mean
+        change.
         """
         self.bias += step * ((self.load < low).float() - (self.load > high).float())
 
 
 def padded_slots(expert: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-    """Return (slot of each assignment, slots per expert): experts' blocks in a row, each rounded up to whole tiles.
+    """Return (slot of each assignment, slots per expert).
 
-    Rounding keeps the number of different matrix shapes small: the CPU library compiles a kernel per shape.
+    The experts' slots lie in a row, and each expert's number is rounded up to whole tiles. That keeps the number of
+    different matrix shapes small: the CPU library compiles a kernel for each shape.
     """
     sizes = (counts + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
     order = expert.argsort(stable=True)
@@ -192,7 +194,7 @@ def padded_slots(expert: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tens
 
 
 class GroupedLinear(torch.autograd.Function):
-    """Computes y[block e] = x[block e] @ weight[e].T for consecutive blocks of `sizes[e]` rows."""
+    """Computes y[block e] = x[block e] @ weight[e].T for consecutive blocks of rows; block e has `sizes[e]` rows."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, sizes: list[int]) -> torch.Tensor:
@@ -226,7 +228,10 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, head: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean nats of the targets. Gradients are computed on the way, while each chunk's logits exist."""
+        """Return the mean loss of the targets, in nats.
+
+        Gradients are computed on the way, while each chunk's logits exist.
+        """
         w = head.to(x.dtype)
         dx, dw, loss = torch.empty_like(x), torch.zeros_like(head), 0.0
         for xc, tc, dxc in zip(

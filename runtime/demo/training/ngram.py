@@ -37,9 +37,9 @@ class Counts:
 
 
 class Trigram:
-    """Counts over a whole training stream.
+    """Counts of n-grams over a whole training stream, and the weights of the orders.
 
-    The weights were fitted on its last `TUNING_SHARE` before that was counted.
+    The weights were fitted on the last `TUNING_SHARE` of the stream before that part was counted.
     """
 
     def __init__(self, stream: np.ndarray, vocab: int) -> None:
@@ -50,7 +50,7 @@ class Trigram:
         self.count(stream)
 
     def bits(self, document: np.ndarray) -> float:
-        """Return the bits to code `document` after its first token."""
+        """Return the bits that the trigram needs to code `document` after its first token."""
         parts, bucket = self.parts(document)
         return float(-np.log2((self.weights[bucket] * parts).sum(1)).sum())
 
@@ -76,7 +76,7 @@ class Trigram:
                 self.weights[b] = share[bucket == b].mean(0)
 
     def parts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ([predicted tokens, 4] estimates of the four orders, [predicted tokens] bucket of each context)."""
+        """Return (estimates of the four orders [predicted tokens, 4], bucket of each context [predicted tokens])."""
         first = np.concatenate(
             [tokens[:1], tokens]
         )  # the first prediction has one token of context: it stands in twice

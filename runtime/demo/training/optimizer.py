@@ -30,7 +30,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, number: int, factor: float) -> None:
-        """Make update number `number` (from 1), with both learning rates multiplied by `factor`."""
+        """Make update number `number`, counted from 1, with both learning rates multiplied by `factor`."""
         for name, p in self.parameters.items():
             if uses_muon(name, p):
                 self.muon(name, p, MUON_RATE * factor)
@@ -39,7 +39,7 @@ class Optimizer:
             p.grad = None
 
     def muon(self, name: str, p: nn.Parameter, rate: float) -> None:
-        """Update by Nesterov momentum, orthogonalised matrix by matrix."""
+        """Update the parameter `p` by Nesterov momentum, orthogonalised matrix by matrix."""
         momentum = self.state[f"{name}.momentum"].lerp_(p.grad, 1 - MUON_MOMENTUM)
         direction = p.grad.lerp(momentum, MUON_MOMENTUM)
         if name.endswith("gate_up"):  # two matrices an expert, stored as one
@@ -49,7 +49,7 @@ class Optimizer:
         p.mul_(1 - rate * MUON_DECAY).sub_(update.reshape(p.shape), alpha=rate)
 
     def adamw(self, name: str, p: nn.Parameter, rate: float, number: int) -> None:
-        """Update with AdamW (Loshchilov and Hutter 2019); vectors do not decay."""
+        """Update the parameter `p` with AdamW (Loshchilov and Hutter 2019). Vectors do not decay."""
         first, second = ADAM_BETAS
         momentum = self.state[f"{name}.momentum"].lerp_(p.grad, 1 - first)
         variance = self.state[f"{name}.variance"].lerp_(p.grad.square(), 1 - second)

@@ -28,7 +28,7 @@ MIN_SCALE = 2.0**-40  # a block of zeros needs a scale too
 
 @dataclass(frozen=True)
 class Rounding:
-    """The rounding of a product's rows and of its matrix, before it is computed."""
+    """How the rows and the matrix of a product are rounded before the product is computed."""
 
     rows: Callable[[torch.Tensor], torch.Tensor]
     matrix: Callable[[torch.Tensor], torch.Tensor]
@@ -63,7 +63,10 @@ def round_to_block_fp8(w: torch.Tensor) -> torch.Tensor:
 
 
 def four_bits(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` rounded down to 4 significant bits. A scale that is no larger keeps the largest code at 448."""
+    """Return `x` rounded down to 4 significant bits.
+
+    A scale that is no larger than `x` keeps the largest code at 448.
+    """
     mantissas, exponents = torch.frexp(x)
     return torch.ldexp((mantissas * 16).floor() / 16, exponents)
 

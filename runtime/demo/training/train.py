@@ -140,12 +140,12 @@ def measure(network: Network, probe: torch.Tensor) -> dict[str, object]:
 
 
 def seconds_logged(log: Path, step: int) -> float:
-    """Return how many seconds training took up to `step`, at which an earlier call left its checkpoint."""
+    """Return how many seconds training took up to `step`, by the log of the call that left its checkpoint there."""
     return json.loads(log.read_text().splitlines()[-1])["seconds"] if step else 0.0
 
 
 def save(path: Path, network: Network, optimizer: Optimizer, step: int) -> None:
-    """Write everything a later run needs; an interrupted write leaves the earlier checkpoint whole."""
+    """Write everything that a later run needs. An interrupted write leaves the earlier checkpoint whole."""
     tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.state.items()}
     partial = path.with_suffix(".partial")
@@ -154,7 +154,7 @@ def save(path: Path, network: Network, optimizer: Optimizer, step: int) -> None:
 
 
 def restore(path: Path, network: Network, optimizer: Optimizer) -> int:
-    """Load the checkpoint if there is one; return the number of steps behind it."""
+    """Load the checkpoint if there is one. Return the number of steps behind it; 0 without one."""
     if not path.exists():
         return 0
     with safe_open(path, "pt") as file:
