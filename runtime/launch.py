@@ -191,7 +191,10 @@ class UnitLaunch(_Part, kw_only=True):
 
 
 class GatewayLaunch(_Part, kw_only=True):
-    """The launch file of the gateway. `sharing` says whose prompts share cached KV: those of one API key, or all."""
+    """The launch file of the gateway.
+
+    `sharing` says whose prompts share cached KV: only prompts of the same API key, or all prompts.
+    """
 
     version: Literal[2]
     kind: Literal["gateway"]

@@ -131,7 +131,7 @@ def _grow(texts: list[_Text], logits: Tensor) -> None:
 
 
 def _turns(group: Group, num_own: int) -> Iterator[int]:
-    """Yield 0, 1, ... while any rank has that many prompts, because every prefill step is a collective."""
+    """Yield 0, 1, ... as long as any rank has a prompt of that number, because every prefill step is a collective."""
     turn = 0
     while group.any(turn < num_own):
         yield turn
@@ -195,9 +195,9 @@ def _expert_map(job: Job, config: ModelConfig) -> PhysicalToLogical:
 
 @contextmanager
 def _reserve_port() -> Iterator[int]:
-    """Yield a port that rank 0 can listen on. Meanwhile the kernel gives it to no other process.
+    """Yield a port that rank 0 can listen on. Meanwhile the kernel gives the port to no other process.
 
-    The port is bound, but nothing listens on it. So another socket may bind it only by number and with SO_REUSEADDR.
+    The port is bound, but nothing listens on it. Another socket may bind it only by number and with SO_REUSEADDR.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -87,7 +87,10 @@ _recorder: _Recorder | None = None
 
 @contextmanager
 def recording(path: Path | None, rank: int) -> Iterator[None]:
-    """Record this process's spans to `path`; without one, record nothing. Raises UsageError if it cannot be written."""
+    """Record this process's spans to `path`; without a path, record nothing.
+
+    Raises UsageError if the file cannot be written.
+    """
     global _recorder
     if path is None:
         yield
@@ -101,7 +104,7 @@ def recording(path: Path | None, rank: int) -> Iterator[None]:
 
 
 def span(name: str, **where: Any) -> AbstractContextManager[None]:
-    """Record a call on the compute track, with `where` as its arguments. Does nothing without an open trace."""
+    """Record a call on the compute track, with `where` as its arguments. Does nothing while nothing is recorded."""
     if _recorder is None:
         return nullcontext()
     where["micro_batch"] = _recorder.micro_batch
@@ -137,7 +140,7 @@ def set_micro_batch(micro_batch: int) -> None:
 
 
 def join(parts: list[Path], whole: Path) -> None:
-    """Join the files of several ranks. Raises RuntimeFailure if one of them ended early."""
+    """Join the files of several ranks into `whole`. Raises RuntimeFailure if one of them ended early."""
     texts = [part.read_text() for part in parts]
     if not all(text.endswith("]\n") for text in texts):
         raise RuntimeFailure(f"there is no trace {whole}: a rank could not write its part")
