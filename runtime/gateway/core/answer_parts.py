@@ -64,7 +64,10 @@ class Words:
 
 @dataclass(frozen=True)
 class CallPart:
-    """A piece of tool call `index`. The first piece has its id and name, the others the text of its arguments."""
+    """A piece of tool call `index`.
+
+    The first piece has the call's id and name, the other pieces have the text of its arguments.
+    """
 
     index: int
     arguments: str

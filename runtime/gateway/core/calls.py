@@ -106,9 +106,10 @@ class Call:
 
 @dataclass(frozen=True)
 class PendingCall:
-    """A checked body whose prompts are not encoded yet, so that refusing it for lack of room costs no encoding.
+    """A checked body whose prompts are not encoded yet, so that refusing the body for lack of room costs no encoding.
 
-    `prepare` encodes the prompts and returns the call, or raises ApiError. It takes time and memory for each choice.
+    `prepare` encodes the prompts and returns the call, or raises ApiError. Encoding takes time and memory for each
+    choice.
     """
 
     num_choices: int

@@ -167,7 +167,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function.
 
-        Large arguments are refused, except those of macros and types, which repeat nothing themselves.
+        Large arguments are refused, except arguments of macros and types, which repeat nothing themselves.
         """
         if not isinstance(function, Macro | type):
             _check_numbers((*args, *kwargs.values()))

@@ -49,8 +49,9 @@ class TextStream:
 class StopMatcher:
     """Passes text on until it contains one of `stops`.
 
-    A character costs a few steps for each stop string, however long it is and however much of it has matched. That
-    matters because callers choose the strings and, by biases, the text (D. E. Knuth, J. H. Morris, V. R. Pratt 1977).
+    A character costs a few steps for each stop string, however long the string is and however much of it has matched.
+    That matters because callers choose the strings and, by biases, the text (D. E. Knuth, J. H. Morris, V. R. Pratt
+    1977).
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

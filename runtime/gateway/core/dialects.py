@@ -64,7 +64,7 @@ class ChunkDialect(Dialect):
     @property
     @abstractmethod
     def objects(self) -> tuple[str, str]:
-        """The `object` fields of a whole answer and of a chunk."""
+        """The values of the field `object`: (in a whole answer, in a chunk)."""
 
     @abstractmethod
     def write_choice(self, delta: Delta) -> Json:
@@ -122,7 +122,7 @@ class CompletionDialect(ChunkDialect):
 
 
 class ChatDialect(ChunkDialect):
-    """/v1/chat/completions: a choice is a message. Its first chunk has the role."""
+    """/v1/chat/completions: a choice is a message. The first chunk of a choice has the role."""
 
     objects = ("chat.completion", "chat.completion.chunk")
 

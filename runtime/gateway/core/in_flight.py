@@ -102,7 +102,7 @@ class InFlightRequest:
             self._take_token(rank, message)
 
     def _find_fault(self, token: Token) -> str | None:
-        """Return what is wrong with the token; None if nothing is."""
+        """Return what is wrong with the token; None if nothing is wrong."""
         if not self._is_in_vocabulary(token):
             return "a token id outside the vocabulary"
         if not self._has_requested_logprobs(token):
@@ -161,7 +161,7 @@ class InFlightRequest:
         )
 
     def _is_in_vocabulary(self, token: Token) -> bool:
-        """Return whether the token's id and those of its logprobs are in the vocabulary."""
+        """Return whether the token's id and the ids of its logprobs are in the vocabulary."""
         if not 0 <= token.token_id < self._num_token_ids:
             return False
         if token.logprobs is None:

@@ -107,10 +107,10 @@ class _Trials:
         self._is_closed = False
 
     def find_fault(self, schema: str) -> str | None:
-        """Return the process's verdict on the schema. Raises EOFError, OSError or TimeoutError if it gives none.
+        """Return the process's verdict on the schema. Raises EOFError, OSError or TimeoutError if there is none.
 
-        The process may have ended since the last schema, for instance where memory is short. Then a new process is
-        asked, once.
+        The process may have ended since the last schema, for instance where memory is short. In that case a new process
+        is asked, once.
         """
         if self._process is not None:
             with suppress(EOFError, ConnectionError):

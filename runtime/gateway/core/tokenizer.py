@@ -230,9 +230,9 @@ def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:
 
 
 def byte_characters() -> list[str]:
-    """Return `[256]`: the character that stands for each byte.
+    """Return the character that stands for each byte, `[256]`.
 
-    It is the byte's own character if printable, otherwise the next one from U+0100 on.
+    A printable byte stands for itself, any other byte is represented by the next character from U+0100 on.
     """
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     substitutes = iter(range(0x100, 0x200))

@@ -278,11 +278,10 @@ def peer_name(client: socket.socket) -> str:
 
 
 async def _accept(listener: socket.socket, guard: Guard) -> list[socket.socket]:
-    """Wait for a client.
+    """Wait for a client. Return its socket and the sockets of other waiting clients, as many as there is room for.
 
-    Return its socket and those of other waiting clients, as many as there is room for. The list is empty if accepting
-    fails. Several clients are accepted at once, because a connection takes some turns of the event loop, and a busy
-    loop's turns are long.
+    The list is empty if accepting fails. Several clients are accepted at once, because a connection takes some turns of
+    the event loop, and a busy loop's turns are long.
     """
     try:
         clients = [(await asyncio.get_running_loop().sock_accept(listener))[0]]

@@ -183,7 +183,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
 
 
 class _AnswerTransport:
-    """The transport that uvicorn writes an answer to. Its `close` calls ours."""
+    """The transport that uvicorn writes an answer to. Closing it calls the function `close` instead."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write = transport.write

@@ -33,7 +33,7 @@ class InputTurns:
         self._is_called = False
 
     def add(self, reader: Reader) -> None:
-        """Add a reader that is not waiting for a turn yet. Its turn comes soon."""
+        """Add a reader that is not waiting for a turn yet. It gets its turn soon."""
         self._waiting.append(reader)
         self._schedule_turn()
 

@@ -75,7 +75,7 @@ class PrefixIndex:
         max_bytes: int = MAX_BYTES,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Remember `num_blocks` blocks of each rank, or fewer if those of all ranks would take over `max_bytes`."""
+        """Remember `num_blocks` blocks of each rank, or fewer if all ranks' blocks would take over `max_bytes`."""
         self._max_bytes = max_bytes
         self._most_buckets = max(-(-num_blocks // WAYS), 1)
         self._free = list(range(FIRST_RANKS))
@@ -182,7 +182,7 @@ class PrefixIndex:
         return (rows_RW == keys[:, None]).any(axis=1)
 
     def _choose_ways(self, place: int, buckets: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return for each bucket the way (the place in it) for its next hash: a free one, or the one to give up."""
+        """Return for each bucket the way (the place in it) for its next hash: a free way, else the one to give up."""
         used_BW = self._used_RBW[place, buckets]
         is_stale_BW = used_BW <= max(self._last_time - FRESH_NS, 0)  # a free way was never used
         if is_stale_BW.any(axis=1).all():  # usual while the index is not full: the oldest way is a stale one

@@ -92,8 +92,8 @@ class Rank:
     ) -> int:
         """Add a request to this rank's load. `listener` gets every message of the rank about the request.
 
-        `hashes` are those of the prompt's blocks, if the rank computes the prompt or receives its KV. Return how many
-        tokens of the prompt the rank is expected to have in its cache.
+        `hashes` are the hashes of the prompt's blocks, if the rank computes the prompt or receives its KV. Return how
+        many tokens of the prompt the rank is expected to have in its cache.
         """
         self._listeners[request_id] = listener
         num_held = 0
@@ -200,7 +200,10 @@ class Rank:
         moved.set_result(None)
 
     def _dismiss_if_free(self) -> None:
-        """Dismiss a draining rank once it has none of our requests left. New requests go to other units already."""
+        """Dismiss a draining rank once it has none of this gateway's requests left.
+
+        New requests go to other units already.
+        """
         if self.state == "draining" and not self._listeners:
             self.send(Dismissed())
 

@@ -367,7 +367,7 @@ def _find_refusal(hello: Hello, kv_digest: str, peers: Iterable[Hello]) -> _Refu
 
 
 def _find_fault(hello: Hello) -> str | None:
-    """Return what is wrong with a Hello by itself; None if nothing is."""
+    """Return what is wrong with a Hello by itself; None if nothing is wrong."""
     for field, name in (("unit", hello.unit), ("node", hello.node), ("for_node", hello.for_node or "")):
         if len(name) > MAX_NAME or not name.isprintable():
             return f"its {field} is no name of at most {MAX_NAME} characters that can be shown"

@@ -48,7 +48,7 @@ class Roster:
         self._units.setdefault(unit, {})[number] = rank
 
     def mark_lost(self, rank: Rank) -> None:
-        """Record that a known rank is lost. If there are too many lost ranks, forget the one lost first."""
+        """Record that a known rank is lost. If too many ranks are lost, forget the rank that was lost first."""
         if self.get(rank.hello.unit, rank.hello.rank) is rank:
             self._lost[rank] = None
             if len(self._lost) > MAX_LOST:

@@ -220,7 +220,10 @@ def _split_by_role(ranks: Sequence[RankLoad]) -> tuple[list[RankLoad], list[Rank
 
 
 def _ranks_with_room(ranks: Sequence[RankLoad], size: RequestSize) -> list[RankLoad]:
-    """Return the ranks that have room for the request now. If there are none, return those at which it may wait."""
+    """Return the ranks that have room for the request now.
+
+    If no rank has room, return the ranks at which it may wait.
+    """
     if not ranks:
         return []
     work = size.work_at(_common_phase(ranks))

@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class ServedTokenizer:
-    """The digest of this gateway's tokenizer.json, and the ranks that were notified that theirs differs."""
+    """The digest of this gateway's tokenizer.json, and the ranks that were told that their tokenizer.json differs."""
 
     def __init__(self, digest: str) -> None:
         self._digest = digest
         self._notified: set[Rank] = set()
 
     def check(self, rank: Rank, ranks: Collection[Rank]) -> None:
-        """Refuse a rank that read another tokenizer.json.
+        """Refuse a rank that read another tokenizer.json than this gateway.
 
-        If more units agree with this gateway than not, notify those that disagree.
+        If more units agree with this gateway than disagree, notify the units that disagree.
         """
         if rank.tokenizer_digest not in (None, self._digest):
             rank.refusal = self._explain(rank)

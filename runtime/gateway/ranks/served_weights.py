@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class ServedWeights:
-    """The KV digest of the weights that ranks must have loaded. It is None until the first unit is ready."""
+    """The KV digest of the weights that ranks must have loaded. The digest is None until the first unit is ready."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Keep the digest in `file`, if given, and begin with the one that the file has already.
+        """Keep the digest in `file`, if given, and begin with the digest that the file has already.
 
         Raises RuntimeFailure if the file cannot be read.
         """
@@ -95,7 +95,7 @@ class ServedWeights:
         log.warning("%s is refused: %s; those are %s", rank, rank.refusal, self._digest[:DIGEST_CHARACTERS])
 
     def _adopt(self, digest: str) -> None:
-        """Make `digest` that of the weights to serve, unless another gateway has just chosen other weights."""
+        """Serve with the weights of `digest` from now on, unless another gateway has just chosen other weights."""
         self._digest = digest
         if self._file is not None:
             try:

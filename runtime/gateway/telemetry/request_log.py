@@ -71,7 +71,7 @@ class RequestLog:
     ) -> None:
         """Log a call that is over, with the tokens to count for it.
 
-        `units` are those that worked on it, with their digests. `num_hit_tokens` of the prompt came from the cache.
+        `units` are the units that worked on it, with their digests. `num_hit_tokens` of the prompt came from the cache.
         """
         fields = {
             "request_id": call.request_id,

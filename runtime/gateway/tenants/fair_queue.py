@@ -129,7 +129,7 @@ class FairQueue:
             del self._waiting[caller.name]
 
     def _forget(self, caller: _Caller) -> None:
-        """Forget the idle callers that have been served no more work than others (counters not ahead of the clock).
+        """Forget the idle callers whose counter of served work is not ahead of the clock.
 
         If no caller waits, forget all idle callers. `caller` may just have become idle.
         """

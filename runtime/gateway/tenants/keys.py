@@ -140,7 +140,10 @@ class Spending:
 
 
 class KeyRing:
-    """The keys in the file at `path`, with this gateway's share of their limits. It follows changes of the file."""
+    """The keys in the file at `path`, with this gateway's share of their limits.
+
+    When the file changes, the keys change too.
+    """
 
     def __init__(self, path: Path, num_gateways: int = 1) -> None:
         """Read the file. Raises RuntimeFailure if it cannot be read or is no file of keys."""

@@ -50,7 +50,7 @@ class ResumptionQueue:
         return None if room is None else max(0, room - len(self._queue))
 
     def leaves_room(self) -> bool:
-        """Return whether the queue is empty, or ranks have room for a new request beyond those in it."""
+        """Return whether ranks have room for a new request beyond the requests in this queue, which may be empty."""
         return not self._queue or bool(self.room())
 
     def join(
