@@ -68,9 +68,10 @@ class Child:
 
 
 def wait_together(children: Sequence[Child], check: Callable[[], None] = lambda: None) -> None:
-    """Wait until all children end with status 0. If one fails, kill the others and raise ChildDied naming the cause.
+    """Wait until all children end with status 0.
 
-    `check` is called now and then. If it raises, the children are killed too.
+    If a child fails, kill the other children and raise ChildDied, which names the cause. `check` is called now and
+    then. If it raises, the children are killed too.
     """
     try:
         while not (dead := [child for child in children if child.process.poll()]):
@@ -100,7 +101,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def _find_cause(children: Sequence[Child], dead: list[Child]) -> Child:
-    """Return the child whose death made the other children end. Its death may be seen last, so wait briefly for it."""
+    """Return the child whose death made the other children end.
+
+    That death may be seen last, so wait briefly for it.
+    """
     deadline = time.monotonic() + CAUSE_GRACE_S
     while all(child.process.returncode == PEER_LOST for child in dead) and time.monotonic() < deadline:
         time.sleep(POLL_S)

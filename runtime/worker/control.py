@@ -27,7 +27,7 @@ __all__ = ["Control", "last_standing", "listen_in"]
 
 
 def last_standing(launch: UnitLaunch, folder: Path | None) -> Standing:
-    """Return the epoch in which a unit starts: the one whose document lies in `folder`, else epoch 0.
+    """Return the epoch in which a unit starts: the epoch whose document lies in `folder`, else epoch 0.
 
     A document that is torn, changed or of another unit is refused and logged.
     """

@@ -37,7 +37,7 @@ def usable_cpus(root: Path = Path("/")) -> int:
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's control group and of those above it, in both versions' hierarchies."""
+    """Yield the folders of this process's control group and of the groups above it, in both versions' hierarchies."""
     for line in _read_text(root / "proc" / "self" / "cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

@@ -126,7 +126,7 @@ class GatewayLink:
     def send(self, message: msgspec.Struct) -> None:
         """Send a message if the gateway is connected.
 
-        All messages of one turn of the event loop are written together. So the 128 tokens of a step take one system
+        All messages of one turn of the event loop are written together. The 128 tokens of a step thus take one system
         call here, and one packet that wakes the gateway.
         """
         if self._writer is not None:

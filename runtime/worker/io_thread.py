@@ -185,8 +185,8 @@ class Network:
     async def _await_other_gateways(self) -> None:
         """Report this rank as ready again once only other gateways are connected and none refuses it.
 
-        Then another deployment has begun. The wait lets a new gateway hear of the serving ranks before it hears of this
-        one.
+        By then another deployment has begun. The wait lets a new gateway hear of the serving ranks before it hears of
+        this one.
         """
         num_looks = 0
         while num_looks < ADMITTED_LOOKS:

@@ -40,7 +40,7 @@ class RankTransfer:
         return self.outgoing.offer.request_id
 
     def put(self, layer: int, start: int, latent_TC: Tensor) -> None:
-        """Send the next latents of a layer, [T, C], from position `start` on. They must not change any more."""
+        """Send the next latents of a layer, [T, C], from position `start` on. The latents must not change any more."""
         if not self.is_begun:
             self.is_begun = True
             self._transfers.begin(self)
@@ -92,7 +92,10 @@ class Transfers:
         host_TC: Tensor,
         arrived: Callable[[], None] | None,
     ) -> None:
-        """Send latents of a layer from position `start` on. They are in host memory once `arrived` has returned."""
+        """Send latents of a layer from position `start` on.
+
+        The latents are in host memory once `arrived` has returned.
+        """
         self._soon(self._sender.put, transfer.outgoing, layer, start, host_TC, arrived)
 
     def finish(self, transfer: RankTransfer, handover: Handover) -> None:

@@ -98,7 +98,10 @@ class Addresses:
 
 
 def run_rank(launch: UnitLaunch, place: RankPlace, addresses: Addresses) -> None:
-    """Serve until SIGTERM ends this rank or another one of its unit. Raises RuntimeFailure if it cannot go on."""
+    """Serve until SIGTERM ends this rank or another rank of its unit.
+
+    Raises RuntimeFailure if this rank cannot go on.
+    """
     device = _take_device(launch, place)  # before there is any tensor
     check_address(addresses.address)
     folder = resolve(launch.checkpoint.uri)
@@ -264,7 +267,7 @@ def _load_and_join(
 def bind_to_weights(launch: UnitLaunch, weights: str) -> UnitLaunch:
     """Return the launch file with the digest of the weights in `kv_digest`, if the plan names no weights.
 
-    So KV is exchanged only between units that loaded the same weights. The gateway gets the new digest.
+    KV is thus exchanged only between units that loaded the same weights. The gateway gets the new digest.
     """
     if launch.checkpoint.weights_digest is not None:
         return launch
