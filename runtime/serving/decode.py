@@ -23,8 +23,8 @@ __all__ = ["ArrivedRequest", "DecodePhase", "Hold", "Release"]
 class Hold:
     """A message to hold the blocks that this rank has of an offered prompt.
 
-    They are held until the prompt's request arrives or a Release comes. `answer` is called with the number of tokens in
-    these blocks.
+    The blocks are held until the prompt's request arrives or a Release comes. `answer` is called with the number of
+    tokens in these blocks.
     """
 
     prefix: HeldPrefix

@@ -29,7 +29,7 @@ class LoadReport:
 
 
 def measure_load(scheduler: Scheduler, arrived: list[str]) -> Load:
-    """Return the load of the scheduler's requests. `arrived` are the ids of the new ones.
+    """Return the load of the scheduler's requests. `arrived` are the ids of the new requests.
 
     Cached tokens of a prompt count as computed, as they do in the gateway's own count. The metrics port's thread calls
     this as well, so the lists are copied first.

@@ -45,7 +45,7 @@ class Transfer(Protocol):
     """Takes the KV of one request to a decode rank while the prompt is computed. No method waits."""
 
     def put(self, layer: int, start: int, latent_TC: Tensor) -> None:
-        """Send the next latents of a layer, [T, C], from position `start` on. They must not change any more."""
+        """Send the next latents of a layer, [T, C], from position `start` on. The latents must not change any more."""
 
     def finish(self, handover: Handover) -> None:
         """Send the request itself, after all of its latents."""

@@ -58,7 +58,7 @@ class Batch:
 
 
 class Scheduler:
-    """The scheduler of one rank's requests. It alone gives pages to requests and takes them back."""
+    """The scheduler of one rank's requests. Only the scheduler gives pages to requests and takes them back."""
 
     def __init__(self, cache: LatentCache, limits: Limits) -> None:
         self.cache = cache
@@ -242,7 +242,7 @@ class Scheduler:
         return True
 
     def _join_prefix(self, request: Request) -> bool:
-        """Join the latents of a prefix that was moved to host memory with those that arrived after it.
+        """Join the latents of a prefix that was moved to host memory with the latents that arrived after it.
 
         Return False if the prefix is lost, or if host memory has no room for the joined latents.
         """
@@ -341,7 +341,7 @@ class Scheduler:
         return chunks
 
     def _reuse(self, request: Request) -> None:
-        """Skip those of the prompt's next blocks that other requests have computed.
+        """Skip the prompt's next blocks as far as other requests have computed them.
 
         If the request will be handed over to a decode rank, send the blocks' latents there.
         """
@@ -383,7 +383,7 @@ class Scheduler:
 def _num_blocks_to_copy(num_tokens: int) -> int:
     """Return how many blocks to copy to host memory in a step that prefills `num_tokens`.
 
-    It is one block more than these tokens fill.
+    The number is one more than the blocks that these tokens fill.
     """
     return num_tokens // PAGE_TOKENS + 1
 

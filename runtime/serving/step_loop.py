@@ -62,9 +62,10 @@ class StepCounters(Protocol):
 
 
 class PhaseRunner(ABC, Generic[Arriving]):
-    """One rank's requests and their steps. `Arriving` is the message type that brings requests.
+    """One rank's requests and their steps.
 
-    That is Prefill or, for decode, Hold, Release and ArrivedRequest.
+    `Arriving` is the type of the messages that bring requests: Prefill or, for decode, Hold, Release and
+    ArrivedRequest.
     """
 
     def __init__(
