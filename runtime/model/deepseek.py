@@ -117,7 +117,7 @@ class DeepseekV3(nn.Module):
         return [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MixtureOfExperts)]
 
     def row_functions(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
-        """Return (function, row size, dtype) for each module type and shape that computes rows independently.
+        """Return (function, row size, dtype) for each type and shape of modules that compute rows independently.
 
         The function is that of one such module. `check_machine` tries these functions.
         """
@@ -143,9 +143,9 @@ class DeepseekV3(nn.Module):
         return steps
 
     def _next_logits(self, step: ForwardBatch, cache: LatentCache) -> Flow[Tensor]:
-        """Return the flow that computes the logits.
+        """Return the flow that computes the logits of the step's tokens.
 
-        The head of one micro-batch hides the last exchange of the other.
+        The head of one micro-batch hides the last exchange of the other micro-batch.
         """
         x_TD = yield from self._hidden_states(step, cache, step.select_answering())
         with span("head"):

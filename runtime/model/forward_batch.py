@@ -93,7 +93,7 @@ class ForwardBatch:
             first += length
 
     def select_answering(self) -> "ForwardBatch":
-        """Return the same requests with only the tokens whose logits are needed, those at `answering_A`."""
+        """Return the same requests with only the tokens whose logits are needed, at the indices `answering_A`."""
         if not self._prefilling:
             return self
         last = [chunk.last for chunk in self._prefilling if not chunk.goes_on]

@@ -84,7 +84,7 @@ class Fp8Experts(nn.Module):
         return self.batching.masked_fp8_experts(self.ops, rows.rows_MZD, rows.counts_M, self._codes, rows.expected_rows)
 
     def first_expert(self, x_TD: Tensor) -> Tensor:
-        """Compute the expert in slot 0 for plain rows, [T, D], for `check_machine`."""
+        """Compute the expert in slot 0 for plain rows, [T, D]. `check_machine` tries this function."""
         return self.ops.fp8_expert(self.ops.quantise_rows(x_TD, self.power_of_two), self._codes, 0)
 
     @property

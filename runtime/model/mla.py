@@ -75,7 +75,7 @@ class LatentAttention(nn.Module):
         return self.batching.rows(self._latent, x_TD, cos, sin)
 
     def decode_without_cache(self, x_TD: Tensor) -> Tensor:
-        """Return decode's row-wise parts, computed at position 0: [T, D], for `check_machine`."""
+        """Return decode's row-wise parts, computed at position 0: [T, D]. `check_machine` tries this function."""
         cos = torch.ones(len(x_TD), self.config.qk_rope_head_dim // 2, device=x_TD.device)
         q_THC = self._absorbed_query(x_TD, cos, torch.zeros_like(cos))
         return self._absorbed_output(q_THC[..., : self.config.kv_lora_rank])

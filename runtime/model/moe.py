@@ -34,10 +34,10 @@ __all__ = ["Gate", "LocalExperts", "MixtureOfExperts", "ReplicaTable"]
 
 
 class Gate(nn.Module):
-    """Chooses each token's experts and their weights. Only the experts of its best groups are eligible.
+    """Chooses each token's experts and their weights. Only the experts of the token's best groups are eligible.
 
-    V3 scores by sigmoid (`noaux_tc`). It adds a bias, balanced in training, to choose experts, and not to weigh them.
-    V2 scores by softmax (`group_limited_greedy`, or `greedy`, which has one group).
+    V3 scores by sigmoid (`noaux_tc`). A bias, balanced in training, is added to the scores to choose experts, but not
+    to weigh them. V2 scores by softmax (`group_limited_greedy`, or `greedy`, which has one group).
     """
 
     def __init__(self, config: ModelConfig, backend: Backend) -> None:
@@ -124,7 +124,7 @@ class ReplicaTable:
 
 
 def _nearest_replicas(replicas: list[int], rank: int, nodes: Sequence[str], slots_per_rank: int) -> list[int]:
-    """Return the replicas on the rank; if there are none, those on its node; if there are none either, all."""
+    """Return the replicas on the rank; if it has none, the replicas on its node; if the node has none, all replicas."""
     own = [slot for slot in replicas if slot // slots_per_rank == rank]
     near = [slot for slot in replicas if nodes[slot // slots_per_rank] == nodes[rank]]
     return own or near or replicas
