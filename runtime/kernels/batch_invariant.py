@@ -141,7 +141,7 @@ class Batched:
 
 
 class BatchInvariant:
-    """Computes the bits of a row from that row alone, and those of a request from that request alone."""
+    """Computes a row's bits from that row alone, and a request's bits from that request alone."""
 
     is_invariant = True
 

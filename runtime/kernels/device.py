@@ -170,7 +170,7 @@ class PinnedLink(HostLink):
     def begin_from_device(self, copy: Callable[[], None]) -> "PendingCopy":
         """Begin a copy to the host, after all work issued so far.
 
-        It runs beside the computation and beside copies to the device.
+        The copy runs beside the computation and beside copies to the device.
         """
         self._queue_to_host = CudaQueue(self._device) if self._queue_to_host is None else self._queue_to_host
         return _begin_beside(self._queue_to_host, copy)
@@ -225,7 +225,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs. They share their memory, since one replay ends before the next begins."""
+    """Records CUDA graphs. The graphs share their memory, since one replay ends before the next begins."""
 
     def __init__(self, device: torch.device) -> None:
         self._pool, self._device = torch.cuda.graph_pool_handle(), device

@@ -324,7 +324,7 @@ class Ops:
 
 
 def private_copy(x: Tensor) -> Tensor:
-    """Return a copy whose address and strides do not depend on those of `x`."""
+    """Return a copy of `x`, whose address and strides do not depend on the address and strides of `x`."""
     return x.clone(memory_format=torch.contiguous_format)
 
 

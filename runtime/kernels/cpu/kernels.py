@@ -217,7 +217,7 @@ def prepare() -> None:
 
 @cache
 def _loops() -> Any:
-    """Return an object with all loops. They are imported only here, because not every process needs numba."""
+    """Return an object with all loops. The loops are imported only here, because not every process needs numba."""
     from runtime.kernels.cpu import attention_loops as cpu_attention_loops
     from runtime.kernels.cpu import choice_loops as cpu_choice_loops
     from runtime.kernels.cpu import loops as cpu_loops
