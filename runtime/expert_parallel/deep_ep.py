@@ -248,7 +248,7 @@ class LowLatencyDispatcher(_DeepEp):
         super().begin_step(num_tokens)
 
     def dispatch(self, x_TD: Tensor, slots_TK: Tensor, weights_TK: Tensor) -> Pending[DispatchedRows]:
-        """Begin to send rows. After the pending result's `wait` they are in the room of their slots."""
+        """Begin to send rows. After the pending result's `wait`, each row is in the memory reserved for its slot."""
         x_TD, weights_TK = x_TD.contiguous(), weights_TK.contiguous()
         sizes = self.group.size, self.num_slots, self.capacity
         contracts.check_low_latency_dispatch(x_TD, slots_TK, weights_TK, *sizes)

@@ -259,7 +259,7 @@ class LocalDispatcher:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that this rank sent to each rank before any rows, and those that it received: one line per rank.
+    """The numbers that this rank sent to each rank before any rows, and the numbers received: one line per rank.
 
     In a dispatch the host waits only once, for these numbers.
     """

@@ -83,10 +83,10 @@ def _fill_tiles(capacity: int, num_ranks: int, row_alignment: int) -> int:
 def _choose_portable_form(
     group: Group, slots_per_rank: int, top_k: int, row_format: RowFormat, x_1D: Tensor, backend: Backend
 ) -> TokenDispatcher:
-    """Return a dispatcher that needs no special kernels.
+    """Return a dispatcher that needs no special kernels: local for one rank, shared memory on one node of CPUs.
 
-    It is the local one for one rank, shared memory on one node of CPUs, else an all-to-all. With several ranks on each
-    of several nodes, the all-to-all sends each row only once to a node.
+    Otherwise return an all-to-all. With several ranks on each of several nodes, the all-to-all sends each row only once
+    to a node.
     """
     if group.size == 1:
         return LocalDispatcher(slots_per_rank, row_format, backend.ops)

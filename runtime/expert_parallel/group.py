@@ -192,7 +192,7 @@ class GlooGroup:
 def gloo(store: dist.Store, name: str, rank: int, size: int, address: str) -> dist.ProcessGroupGloo:
     """Return a gloo process group.
 
-    It is made directly, because `init_process_group` would also listen on the host name's address.
+    The group is made directly, because `init_process_group` would also listen on the host name's address.
     """
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]

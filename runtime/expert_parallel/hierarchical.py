@@ -97,9 +97,10 @@ class NodeDispatcher(AllToAllDispatcher):
 
 
 def _forwarding_table(group: Group, relay_of_rank: list[int]) -> list[list[int]]:
-    """Return for each rank the ranks to which it passes rows on: those of its node if it is a relay, else none.
+    """Return for each rank the ranks to which it passes rows on.
 
-    Each line is filled up with `size` to the length of the largest node's line.
+    A relay passes rows on to the ranks of its node, any other rank to none. Each line is filled up with `size` to the
+    length of the largest node's line.
     """
     members = [[rank for rank in range(group.size) if group.nodes[rank] == node] for node in group.nodes]
     most = max(map(len, members))

@@ -32,8 +32,8 @@ RETRY_S = 0.5
 class MeetingPoint:
     """The place where the ranks of a unit find each other.
 
-    `leader` is the host of the unit's first node, `address` the one that this rank binds. `first` says whether it is
-    its node's first rank. On the leader's node, that rank serves the store.
+    `leader` is the host of the unit's first node, and `address` the address that this rank binds. `first` says whether
+    this rank is the first of its node. On the leader's node, the first rank serves the store.
     """
 
     leader: str

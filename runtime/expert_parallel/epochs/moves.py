@@ -122,7 +122,7 @@ def _apply(layer: list[int], moved: dict[int, int]) -> list[int]:
 def _make_round(before: list[int], moved: dict[int, int], nodes: Sequence[int]) -> Round:
     """Return the round in which each slot in `moved` (slot -> expert) receives its expert from the nearest holder.
 
-    Of equally near slots that hold it, the one used least so far sends it.
+    If several slots that hold the expert are equally near, the slot that has sent least so far sends it.
     """
     slots_per_rank = len(before) // len(nodes)
     uses = Counter[int]()

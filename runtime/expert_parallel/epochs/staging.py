@@ -44,10 +44,10 @@ class Staging:
         return [move for move in round_.moves if self._rank(move.slot) == self._group.rank]
 
     def fetch(self, layer: int, round_: Round, checksums: Checksums) -> int:
-        """Bring the experts of this rank's moves into staging, and send other ranks theirs. Return the bytes received.
+        """Bring the experts of this rank's moves into staging, and send other ranks the experts of their moves.
 
-        A collective, for one thread beside the steps. Raises StagingError if an expert arrives damaged, and PeerLost if
-        a rank is gone.
+        Return the bytes received. A collective, for one thread beside the steps. Raises StagingError if an expert
+        arrives damaged, and PeerLost if a rank is gone.
         """
         sends: list[tuple[int, Tensor]] = []
         receives: list[tuple[int, Tensor]] = []
