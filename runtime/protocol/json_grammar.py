@@ -44,7 +44,10 @@ def is_installed() -> bool:
 
 
 def explain_unread_schema(schema: str) -> str | None:
-    """Return the reason why this schema must not even be parsed; None if it may. Quick enough for an event loop."""
+    """Return the reason why this schema must not even be parsed; None if it may be parsed.
+
+    The check is quick enough for an event loop.
+    """
     if not is_installed():
         return MISSING
     return f"its schema is over {MAX_SCHEMA_BYTES:,} bytes" if len(schema.encode()) > MAX_SCHEMA_BYTES else None
@@ -91,7 +94,10 @@ def _grammar(schema: str) -> str:
 
 
 def _explain_over_limits(schema: str) -> str | None:
-    """Return the reason why no grammar may be made of this schema; None if one may. The check may take 0.1 s."""
+    """Return the reason why no grammar may be made of this schema; None if a grammar may be made.
+
+    The check may take 0.1 s.
+    """
     try:
         num_remainders = _num_remainders(msgspec.json.decode(schema))
     except (msgspec.DecodeError, RecursionError) as error:

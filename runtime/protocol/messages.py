@@ -97,7 +97,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The natural logarithm of a token's probability, and those of the likeliest tokens in its place, best first."""
+    """The natural logarithm of a token's probability, and of the likeliest tokens' in its place, best first."""
 
     chosen: float
     best: list[tuple[int, float]]
@@ -199,7 +199,7 @@ class Token(_Message):
 
 
 class PrefixHit(_Message):
-    """The rank had the latents of the prompt's first `num_tokens` tokens. It is not sent for 0 tokens."""
+    """The rank had the latents of the prompt's first `num_tokens` tokens. The message is not sent for 0 tokens."""
 
     request_id: str
     num_tokens: Amount
@@ -309,7 +309,7 @@ class Piece(_Message):
 
 
 class Proceed(_Message):
-    """The decode rank takes an offer, and has the latents of its tokens before `start`. The others are to be sent.
+    """The decode rank takes an offer. It has the latents of tokens before `start`; the others are to be sent.
 
     With an `address`, a prefill rank on the same machine may write the latents there, all layers of those tokens.
     `agent` is NIXL's description of that memory, in base64. Otherwise Pieces bring the latents.
@@ -324,7 +324,7 @@ class Proceed(_Message):
 class Handover(_Message):
     """A request moves to decode: all of its KV has been sent.
 
-    The KV covers at least the prompt's tokens, and never the last of those `generated`. The decode rank computes the
+    The KV covers at least the prompt's tokens, and never the last token in `generated`. The decode rank computes the
     missing tokens before it draws.
     """
 

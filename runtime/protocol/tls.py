@@ -53,7 +53,7 @@ class Credentials:
     def context(self) -> ssl.SSLContext:
         """The TLS context for a new connection.
 
-        While renewed files are unreadable or incomplete, it is the earlier one.
+        While renewed files are unreadable or incomplete, it is the context made from the earlier files.
         """
         try:
             seen = self._look()
