@@ -31,7 +31,10 @@ WAITING_BYTES = 2**25  # assumed: enough that a thread that wakes up late delays
 
 
 class _Gmac:
-    """A checksum with hashlib's methods: the GMAC of its parts' GMACs. It depends on where parts begin."""
+    """A checksum with hashlib's methods: the GMAC of its parts' GMACs.
+
+    The checksum depends on where parts begin.
+    """
 
     def __init__(self) -> None:
         self._tags = b""
