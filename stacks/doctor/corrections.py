@@ -53,7 +53,10 @@ def _split_path(field: str) -> Iterator[str]:
 
 
 def _overlay_path(part: Part, manifest: Manifest, steps: Sequence[str]) -> str | None:
-    """Return the path in the overlay at which `part` writes the object's field at `steps`; None if it does not."""
+    """Return the path in the overlay at which `part` writes the object's field at `steps`.
+
+    Return None if `part` does not write that field.
+    """
     if tuple(steps[: len(part.place)]) != part.place:
         return None
     live: Any = manifest

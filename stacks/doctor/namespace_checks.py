@@ -141,7 +141,7 @@ def pods(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
 def _workload_is_refused(component: str, needs: Needs, facts: ClusterFacts) -> bool:
     """Return whether the workload of a refused pod was refused too.
 
-    Then the workload's finding reports the same problem.
+    If it was, the workload's finding reports the same problem.
     """
     workloads = {str(Reference.from_manifest(each)) for each in needs.find_workloads(component)}
     invalid = (each.object for each in facts.refusals if isinstance(each.error, RefusedError) and each.error.is_invalid)

@@ -104,7 +104,7 @@ def probe(api: Api, needs: Needs, facts: ClusterFacts, patience: Patience) -> Pr
 
 
 def probe_name(needs: Needs) -> str:
-    """Return the name of the probe's Service and namespace. Its pods' names begin with it too."""
+    """Return the name of the probe's Service and namespace. The names of the probe's pods begin with this name too."""
     return f"{needs.plan}-probe"
 
 

@@ -145,8 +145,8 @@ def _find_refusals(api: Api, objects: Iterable[Manifest]) -> Iterator[Refusal]:
 def _takes_pods(namespace: Manifest | None, needs: Needs) -> bool:
     """Return whether admission already treats a dry-run pod in the plan's namespace as it will treat the plan's pods.
 
-    It does not if the namespace does not exist yet or is being deleted, or if the plan changes its Pod Security
-    labels.
+    Admission cannot do so yet if the namespace does not exist or is being deleted, or if the plan changes the
+    namespace's Pod Security labels.
     """
     if namespace is None or is_ending(namespace):
         return False
