@@ -30,9 +30,9 @@ Owned = dict[str, Any]  # a node of the tree `fieldsV1` in `managedFields`
 
 
 def merge_live_values(manifest: Manifest, live: Manifest, applied: Manifest) -> Manifest:
-    """Return `manifest` with drifted fields set to their live values: those in which `live` differs from `applied`.
+    """Return `manifest` with drifted fields set to their live values.
 
-    `applied` is the result of applying the manifest as a dry run.
+    A field has drifted if `live` differs from `applied`, the result of applying the manifest as a dry run.
     """
     answer = _merge_map(manifest, live, applied, owned_fields(applied))
     assert isinstance(answer, dict)
@@ -42,8 +42,8 @@ def merge_live_values(manifest: Manifest, live: Manifest, applied: Manifest) -> 
 def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
     """Return whether applying `manifest` surely changes nothing: we own exactly its fields, and `live` has its values.
 
-    False if that is unsure, because a value is spelled differently (such as a quantity) or an item's key has a
-    default. Then a dry run has to tell.
+    False if that is unsure, because a value is spelled differently (such as a quantity) or an item's key has a default.
+    A dry run has to decide in that case.
     """
     metadata = {key: value for key, value in manifest["metadata"].items() if key not in ("name", "namespace")}
     ours = {key: value for key, value in manifest.items() if key not in ("apiVersion", "kind", "metadata")}

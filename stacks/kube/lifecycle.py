@@ -77,8 +77,8 @@ def create(
 ) -> StoredObject:
     """Create an object and, if `waits`, wait until it is ready.
 
-    An object that we made before is updated. With `adopts`, so is an object of the plan that another tool has applied;
-    fields that only the other tool sets stay as they are.
+    An object that we made before is updated. With `adopts`, an object of the plan that another tool has applied is
+    updated too; fields that only the other tool sets stay as they are.
 
     Raises NotReadyError if the object exists, or may exist, and is not ready. Any other error means that it was not
     created.

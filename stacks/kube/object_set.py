@@ -27,7 +27,7 @@ def sort_for_creation(manifests: Manifests) -> list[tuple[str, Manifest]]:
 
 
 def main_object(manifests: Manifests) -> tuple[str, Manifest]:
-    """Return (key, manifest) of the set's workload, which the other objects exist for."""
+    """Return (key, manifest) of the set's workload. The other objects exist for the workload."""
     return sort_for_creation(manifests)[-1]
 
 

@@ -23,8 +23,8 @@ def owning_plan(manifest: Manifest) -> str | None:
 def require_takeable(live: Manifest, manifest: Manifest, *, adopts: bool = False) -> None:
     """Raise ForeignError or OtherPlanError unless an existing object may become the one that `manifest` describes.
 
-    It may if we made it (in a run whose state was lost), or if `adopts` is true and the object is of the manifest's
-    plan.
+    The object may be taken if we made it (in a run whose state was lost), or if `adopts` is true and the object is of
+    the manifest's plan.
     """
     plan = owning_plan(live)
     if not (owned_fields(live) and plan in (None, owning_plan(manifest))) and not (

@@ -56,7 +56,7 @@ def unready_nodes(nodes: Sequence[Manifest]) -> set[str]:
 
 
 def reasons(live: Manifest, pods: Sequence[Manifest], down: Set[str], events: Sequence[Manifest]) -> list[str]:
-    """Return the reasons why `live` is not ready: those of its `pods`; if they give none, those of its `events`.
+    """Return the reasons why `live` is not ready, found in its `pods` or, if the pods show none, in its `events`.
 
     `down` has the names of unready nodes.
     """

@@ -56,7 +56,7 @@ def is_off(live: Manifest) -> bool:
 def _deployment(live: Manifest) -> str | None:
     """Return what a Deployment lacks to be ready; None if it lacks nothing.
 
-    It is ready when every replica is updated and available, and no old replica is left.
+    A Deployment is ready when every replica is updated and available, and no old replica is left.
     """
     old = _count(live, "replicas") - _count(live, "updatedReplicas")
     return (
@@ -70,8 +70,8 @@ def _deployment(live: Manifest) -> str | None:
 def _stateful_set(live: Manifest) -> str | None:
     """Return what a StatefulSet lacks to be ready; None if it lacks nothing.
 
-    It is ready when every replica is ready and of the newest revision. Under OnDelete only the pods themselves tell
-    which revision is the newest.
+    A StatefulSet is ready when every replica is ready and of the newest revision. Under OnDelete only the pods
+    themselves tell which revision is the newest.
     """
     status = _status(live)
     is_current = status.get("currentRevision") == status.get("updateRevision")
@@ -87,8 +87,8 @@ def _stateful_set(live: Manifest) -> str | None:
 def _leader_worker_set(live: Manifest) -> str | None:
     """Return what a LeaderWorkerSet lacks to be ready; None if it lacks nothing.
 
-    It is ready when every group's leader and workers are ready and up to date. Groups that `partition` withholds from
-    the newest template need not be up to date. If no group is wanted, nothing is missing.
+    A LeaderWorkerSet is ready when every group's leader and workers are ready and up to date. Groups that `partition`
+    withholds from the newest template need not be up to date. If no group is wanted, nothing is missing.
     """
     if not _wanted_replicas(live):
         return None
