@@ -230,7 +230,7 @@ def _read_here(address: str) -> str:
 
 
 def _read_pages(asks: Mapping[str, Ask]) -> dict[str, Sequence[Sample]]:
-    """Return gateway or rank -> the samples on its page, for those that answer."""
+    """Return gateway or rank -> the samples on its page, without gateways and ranks that do not answer."""
 
     def read(ask: Ask) -> Sequence[Sample] | None:
         try:

@@ -145,7 +145,10 @@ def _status_now(arguments: argparse.Namespace) -> int:
 
 
 def _read_all(folders: Sequence[RunFolder]) -> tuple[list[Record | None], LocalError | None]:
-    """Return the record in each folder that can be read, and the first error of those that cannot."""
+    """Return (the records that can be read, the first error; None if all could be read).
+
+    A record is None if its folder has none.
+    """
     records, damaged = list[Record | None](), None
     for folder in folders:
         try:
