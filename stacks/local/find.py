@@ -55,7 +55,7 @@ def find_all(given: Path | None, overlays: Sequence[Path] = ()) -> list[RunFolde
 def find_started_here() -> RunFolder | None:
     """Return the only deployment that was started in the working directory; None if nothing runs on this machine.
 
-    Raises CallError if none or several were started there: to stop another one, the user must name it.
+    Raises CallError if no deployment or several were started there: to stop another one, the user must name it.
     """
     running = find_all(None)
     started_in = {folder.name: _read_start_folder(folder) for folder in running}
@@ -96,7 +96,7 @@ def current_folder() -> str:
 
 
 def nothing_runs_message() -> str:
-    """Return the message that the requested deployment does not run, with the names of those that do."""
+    """Return the message that the requested deployment does not run. It names the deployments that do run."""
     others = _running_names()
     return f"it is not running here; running: {', '.join(others)}" if others else "nothing is running here"
 
@@ -124,7 +124,7 @@ def _recorded_deployments(name: str) -> list[RunFolder]:
 
 
 def _folders(name: str | None) -> list[RunFolder]:
-    """Return every folder in which a deployment may be recorded, or only that of `name`.
+    """Return the folder of each deployment that may be recorded on this machine, or only the folder of `name`.
 
     Raises LocalError if the folder of records is missing or unreadable.
     """

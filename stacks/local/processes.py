@@ -223,6 +223,7 @@ def _has_members(process_group: int) -> bool:
 def _find_cause(ended: Mapping[NodeProcess, int]) -> tuple[NodeProcess, int]:
     """Return the process that caused the failure, with its exit status, from `ended` (process -> exit status).
 
-    It is the first process, in the group's order, that did not end with PEER_LOST; if all did, the first of them.
+    The cause is the first process, in the group's order, that did not end with PEER_LOST; if all did, the first of
+    them.
     """
     return min(ended.items(), key=lambda death: death[1] == PEER_LOST)

@@ -67,7 +67,7 @@ def ask_gateway(gateway: GatewayProcess, pids: Sequence[int]) -> GatewayReport |
 
 
 def merge_reports(reports: Sequence[GatewayReport]) -> dict[str, list[RankReport]]:
-    """Return unit -> its ranks' reports, each the one with the most advanced state that any gateway reports.
+    """Return unit -> its ranks' reports. Of several reports of a rank, the one with the most advanced state is taken.
 
     A gateway that has just started knows few ranks, and losing the connection to one gateway does not mean a rank's
     end.

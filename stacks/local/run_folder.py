@@ -332,7 +332,7 @@ def _open_folder(path: Path) -> Iterator[int]:
 
 
 def _is_same_folder(path: Path, folder: int) -> bool:
-    """Return whether the opened `folder` is still the one at `path`."""
+    """Return whether the opened `folder` is still the folder at `path`."""
     try:
         return os.path.samestat(os.fstat(folder), path.stat())
     except OSError:

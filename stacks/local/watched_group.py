@@ -54,7 +54,7 @@ class WatchedGroup:
         return None
 
     def leave(self, timeout_s: float) -> None:
-        """Ask the group to finish its answers and end within `timeout_s`. It is not started again.
+        """Ask the group to finish its answers and end within `timeout_s`. The group is not started again.
 
         A second call can only bring the end forward.
         """
