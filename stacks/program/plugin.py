@@ -56,8 +56,8 @@ class Plugin(Servicer):
     def Construct(self, request: provider_pb2.ConstructRequest) -> provider_pb2.ConstructResponse:
         """Declare the resources of a component, and wait until each is created.
 
-        The SDK keeps its state of a program in context variables, and each request's thread has its own. So
-        several components of a program are created side by side.
+        The SDK keeps its state of a program in context variables, and each request's thread has variables of its own.
+        Several components of a program are thus created side by side.
         """
         source = _read_source(request.type, request.inputs)
         sdk = ProviderServicer(_Components(source, self.cluster), [], self.engine.address)
