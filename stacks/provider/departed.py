@@ -35,8 +35,8 @@ def is_left_to_controller(api: Api, unit: Manifest) -> bool:
 def list_leftovers(api: Api, unit: Manifest, staying: Collection[str]) -> list[list[Manifest]]:
     """Return the objects that the controller of `unit`'s plan would have deleted: [workloads of units, other objects].
 
-    They are the plan's objects that no tool prunes, without those of the `staying` units. Kinds that cannot be listed
-    are left out.
+    These are the plan's objects that no tool prunes, without the objects of units in `staying`. Kinds that cannot be
+    listed are left out.
     """
     workloads = _list_unpruned(api, unit, [names.UNIT_OBJECTS["leaderworkerset"]])
     others = _list_unpruned(api, unit, [*names.COMPANIONS, ("v1", "ConfigMap")])
