@@ -13,7 +13,7 @@ Curve = NDArray[np.float64]
 
 @dataclass
 class Minute:
-    """The figures of one minute. Counts cover the whole minute; other figures are those at its end."""
+    """The figures of one minute. Counts cover the whole minute; other figures hold at its end."""
 
     asked: float = 0.0  # requests that came
     refused: float = 0.0  # requests that the gateway answered with 429

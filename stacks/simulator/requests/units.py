@@ -214,7 +214,7 @@ class TokenUnit:
         return now + max(min(self._ends[0][0] - self._tokens, MAX_TOKENS), 0.0) * self.token_seconds
 
     def _start_queued(self, rank: Rank) -> None:
-        """Move queued requests of a rank, oldest first, to those that get tokens, as long as the rank has room."""
+        """Let queued requests of a rank get tokens, oldest first, as long as the rank has room."""
         while rank.queue:
             job = rank.queue[0]
             if rank.running >= rank.limits.max_requests or rank.reserved + job.kv > rank.limits.kv_tokens:
