@@ -85,7 +85,7 @@ class Candidate:
         return cls(spec.document, previous, calibration, known=spec)
 
     def at(self, level: Level) -> "Candidate":
-        """Return a candidate that computes results up to `level` only; later ones raise Unknown."""
+        """Return a candidate that computes results up to `level` only. Results of later levels raise Unknown."""
         return replace(self, level=level)
 
     def with_change(self, change: Change) -> "Candidate":
@@ -296,7 +296,7 @@ class Candidate:
         """Return a balanced expert map for a phase, close to the `previous` map if given.
 
         The previous map is kept if its max/mean load is at most `1 + keep_within` times a new map's. Replicas are
-        spread over `domains` (default: those of the spec's `coverage`).
+        spread over `domains`, by default the failure domains of the spec's `coverage`.
         """
         from planner.expert_map import balance
 
