@@ -47,7 +47,7 @@ CHARTS = ("nodes", "day", "published", "speed", "cost", "memory", "experts", "st
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the planner's commands, without those of `stacks`, and return its exit status."""
+    """Run one of the planner's commands and return its exit status. The commands of `stacks` are not among them."""
     parser = new_parser("Plan DeepSeek-class mixture-of-experts deployments.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for add in (
