@@ -74,7 +74,7 @@ def _report_mistakes(command: Callable[[], int], words: Sequence[str]) -> int:
 
 
 def wants_json(words: Sequence[str]) -> bool:
-    """Return whether JSON is wanted, even if the rest of the command line is wrong."""
+    """Return whether the command line asks for JSON, even if its other words are wrong."""
     return "--format=json" in words or ("--format", "json") in pairwise(words)
 
 
