@@ -117,7 +117,8 @@ def kv_cache(
 ) -> KvCache:
     """Return the reads, writes and sizes of the prefix cache for a day of `traffic`, and the nodes that a cache saves.
 
-    `nodes` are those that compute prompts. `reuse` is the reuse of blocks in a trace like the traffic.
+    `nodes` counts the nodes that compute prompts. `reuse` says how often blocks are used again in a trace like the
+    traffic.
     """
     most_nodes = nodes.most
     bytes_per_token_a_day = kv_bytes_per_token / DAY_S

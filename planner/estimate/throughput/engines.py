@@ -41,9 +41,10 @@ class EngineModel:
     alone_on: str = ""  # the GPU on which `alone` was measured
 
     def restrict_to(self, gpu: str) -> "EngineModel":
-        """Return the engine's constants for `gpu`, without those that were measured only on GPUs with other kernels.
+        """Return the engine's constants for `gpu`.
 
-        Engines have other kernels for attention, experts and exchange where matmuls take FP4.
+        Constants that were measured only on GPUs with other kernels are left out. Engines have other kernels for
+        attention, experts and exchange where matmuls take FP4.
         """
         kept = {
             phase: factor

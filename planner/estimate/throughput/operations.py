@@ -65,7 +65,7 @@ def indexer_time(machine: Machine, work: AttentionWork, tokens: float, context: 
 
 
 def prompt_attention_input_time(machine: Machine, work: AttentionWork, tokens: float) -> Seconds:
-    """Return the time of prefill's projections to queries, keys and values, which is that of their matmuls."""
+    """Return the time of prefill's projections to queries, keys and values, which is the time of their matmuls."""
     rate = machine.matmuls(work.kept_in)
     return compute_time(Flops(tokens * work.into_flops / machine.kernels.prompt_projection_share), rate)
 
@@ -150,7 +150,7 @@ def dense_ffn_time(machine: Machine, work: FfnWork, tokens: float) -> Seconds:
 def head_time(machine: Machine, weights: Bytes, flops: Flops, tokens: float) -> Seconds:
     """Return the time from the last layer to the logits of `tokens` answering tokens, whose matmuls are in BF16.
 
-    The time is the soft maximum of weight reads and matmuls. `flops` are those of one token.
+    The time is the soft maximum of weight reads and matmuls. `flops` are the operations for one token.
     """
     kernels = machine.kernels
     reading = transfer_time(Bytes(weights / kernels.ffn_weight_share), machine.memory)

@@ -41,7 +41,7 @@ class OperatingPoint:
 
     @property
     def computed_tokens(self) -> float:
-        """Return how many tokens of a prompt prefill computes on average: those that no cache has."""
+        """Return how many tokens of a prompt prefill computes on average: the tokens that no cache has."""
         return self.prompt_tokens * (1 - self.cache_hit_rate)
 
     def cached_bytes(self, computed_tokens: float, kv_bytes_per_token: float) -> Bytes:

@@ -126,7 +126,7 @@ class Prediction:
     def is_saturated(self) -> bool:
         """Return whether prefill is fully used, so that its queue grows without end.
 
-        The predicted TTFT is then that of a prompt that does not wait.
+        If so, the predicted TTFT is the TTFT of a prompt that does not wait.
         """
         return self.phase == "prefill" and self.point.utilisation >= 1
 

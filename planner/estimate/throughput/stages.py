@@ -96,8 +96,8 @@ Spans = dict[SpanName, Seconds]
 def decode_spans(setup: Setup, layer: LayerWork, requests: float, kv_tokens: float, queries: int = 1) -> Spans:
     """Return the seconds of a MoE layer's spans for a decode micro-batch of `requests` with `kv_tokens` of KV each.
 
-    `requests` counts those of one attention group. A request that verifies drafts has several `queries`, and each
-    query is one row in every kernel.
+    `requests` counts the requests of one attention group. A request that verifies drafts has several `queries`, and
+    each query is one row in every kernel.
     """
     assert layer.expert is not None
     machine, model, unit = setup.machine, setup.model, setup.unit
@@ -132,7 +132,7 @@ def decode_spans(setup: Setup, layer: LayerWork, requests: float, kv_tokens: flo
 def prompt_spans(setup: Setup, layer: LayerWork, tokens: float, context: float, prompt_tokens: float) -> Spans:
     """Return the seconds of a MoE layer's spans for a prefill micro-batch of `tokens` prompt tokens.
 
-    `tokens` counts those of one attention group. A token reads `context` tokens of its prompt on average, and
+    `tokens` counts the tokens of one attention group. A token reads `context` tokens of its prompt on average, and
     `prompt_tokens` of each prompt are computed.
     """
     assert layer.expert is not None

@@ -72,8 +72,8 @@ def decode_step(
 ) -> StepTime:
     """Return the time of a decode step that generates one token for each of `requests` with `kv_tokens` of KV each.
 
-    `requests` counts those of one attention group. With `drafts`, the step also verifies that many drafts per request,
-    and drafts as many for the next step.
+    `requests` counts the requests of one attention group. With `drafts`, the step also verifies that many drafts per
+    request, and drafts as many for the next step.
     """
     queries, unit, model = 1 + drafts, setup.unit, setup.model
     load = (_micro_batch_rows(requests, setup.overlap), kv_tokens, queries)

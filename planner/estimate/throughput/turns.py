@@ -42,7 +42,7 @@ class SteadyTurns:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of a turn with prompts: those for the prompts, and those for one step of tokens."""
+        """Return the seconds of a turn with prompts: the time for the prompts, and the time for one step of tokens."""
         return self.prompt_seconds + self.token_seconds
 
     @property
@@ -80,7 +80,7 @@ class SteadyTurns:
 def pieces_per_turn(load: float) -> float:
     """Return the mean number of pieces of prompts in a turn that has any, if `load` pieces arrive per turn.
 
-    It is at least 1.
+    The number is at least 1.
     """
     return load + exp(-load)
 

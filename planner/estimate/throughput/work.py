@@ -258,7 +258,7 @@ def _linear_work(each: LinearAttention, hidden: int, formats: Formats) -> Attent
 def _draft_input(hidden: int, precision: Precision) -> FfnWork:
     """Return the work of the projection in front of an MTP module, in BF16 or FP32.
 
-    It maps a hidden state and an embedding to one hidden state.
+    The projection maps a hidden state and an embedding to one hidden state.
     """
     return _ffn_work(2 * hidden * hidden, "fp32" if precision == "fp32" else "bf16")
 
