@@ -79,7 +79,7 @@ def _whole_group_crossings(sizes: Sizes) -> float:
 
 
 def drop_dominated(front: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """Return the points that no other point beats in both balance and bytes, sorted by bytes, fewest first."""
+    """Return the points for which no other point is better in both balance and bytes, sorted by bytes, ascending."""
     values = [(point.extra_bytes_per_token, point.max_over_mean) for point in front]
     kept = [
         point
@@ -90,5 +90,5 @@ def drop_dominated(front: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
 
 
 def find_knee(front: Sequence[FrontPoint]) -> int:
-    """Return the index of the point with the least max over mean x bytes, the first among equals."""
+    """Return the index of the point with the least product of max over mean and bytes; of equal points, the first."""
     return min(range(len(front)), key=lambda each: front[each].max_over_mean * front[each].bytes_ratio)
