@@ -105,7 +105,7 @@ def instants_of(day: str, minute: int, zone: str) -> tuple[int, ...]:
 
 
 def dates_between(begin: int, end: int, zone: str) -> tuple[str, ...]:
-    """Return all dates in `zone` from that of the instant `begin` to that of `end`, both included."""
+    """Return all dates in `zone` from the date of the instant `begin` to the date of `end`, both included."""
     first, last = (wall_time(each, zone).date for each in (begin, end))
     return tuple(date_after(first, days) for days in range(days_between(first, last) + 1))
 

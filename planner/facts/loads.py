@@ -103,7 +103,7 @@ def read_loads(path: Path, written: str, option: str = "expert_load.file") -> Lo
 
 
 def _explain_other_file(path: Path) -> tuple[str, str]:
-    """Return (reason, fix) for a load file that is neither numpy's nor JSON: the fix makes it one of the two."""
+    """Return (reason, fix) for a load file that is neither numpy's nor JSON. The fix says how to convert it."""
     if path.suffix == ".safetensors":
         return (
             "TensorRT-LLM records such a file a rank, and a tensor in it for each iteration and layer",

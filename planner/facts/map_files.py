@@ -56,7 +56,7 @@ class MapFile:
     is_numbered_by_model: bool = False
 
     def num_dense_layers(self, num_moe_layers: int) -> int:
-        """Return the number of rows for dense layers, which come before those of the MoE layers."""
+        """Return the number of rows for dense layers. They come before the rows of MoE layers."""
         return max(len(self.rows) - num_moe_layers, 0) if self.is_numbered_by_model else 0
 
 

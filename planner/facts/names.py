@@ -148,7 +148,7 @@ def controller_name(plan: str) -> str:
 def controller_nodes_role(namespace: str, plan: str) -> str:
     """Return the name of the controller's ClusterRole for nodes, which no other plan in any namespace has.
 
-    A namespace has no dots, so it ends at the role name's first dot.
+    A namespace has no dots, so in the role's name it ends at the first dot.
     """
     return f"tidemill-{namespace}.{controller_name(plan)}"
 

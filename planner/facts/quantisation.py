@@ -18,7 +18,7 @@ Format = Literal["fp32", "bf16", "fp8", "fp8_plain", "mxfp8", "nvfp4", "mxfp4", 
 
 @dataclass(frozen=True)
 class Formats:
-    """The format of each role's matrices; `modules` lists modules whose format differs from that of their role."""
+    """The format of each role's matrices. `modules` lists the modules whose format differs from their role's."""
 
     attention: Format
     output: Format  # attention's output projection
@@ -27,7 +27,7 @@ class Formats:
     modules: tuple[tuple[str, Format], ...] = ()
 
     def of(self, role: str, module: str = "") -> Format:
-        """Return the format of `module`, or else that of its `role`."""
+        """Return the format of `module` if it has its own, else the format of its `role`."""
         found: Format = dict(self.modules).get(module) or getattr(self, role)
         return found
 
