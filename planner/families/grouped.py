@@ -33,7 +33,7 @@ class GroupedShapes(Shapes):
     biased: ClassVar[str] = "all"
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield for each number of heads that must divide another number why it does not; None if it does."""
+        """Yield a reason for each number of heads that should divide another but does not; None where it does."""
         heads = self.num_attention_heads
         if self.head_dim is None:
             yield explain_uneven("num_attention_heads", heads, "hidden_size", self.hidden_size)

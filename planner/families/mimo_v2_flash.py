@@ -58,7 +58,10 @@ class MiMoV2FlashShapes(GroupedShapes):
         return [index > 0 for index in range(self.num_hidden_layers)]
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield for each number of heads, windowed layers' too, why it does not divide evenly; None if it does."""
+        """Yield a reason for each number of heads that should divide another but does not; None where it does.
+
+        Windowed layers have numbers of heads of their own.
+        """
         yield from super().uneven_heads()
         yield explain_uneven(
             "swa_num_key_value_heads", self._windowed_kv_heads, "swa_num_attention_heads", self._windowed_heads

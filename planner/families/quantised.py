@@ -88,7 +88,7 @@ class Form:
 
     @property
     def names(self) -> Sequence[ModuleNames]:
-        """Return all lists of modules: the excluded ones, and those with a format."""
+        """Return all lists of modules: the list of excluded modules, and the lists of modules with a format."""
         return [self.left_out, *(names for names, _ in self.lists)]
 
 
@@ -245,7 +245,7 @@ def _read_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
 
 
 def _read_lists(said: Mapping[str, Any]) -> Form | Unplanned:
-    """Read a ModelOpt file of mixed precision: a format for each module in `quantized_layers`, and no other.
+    """Read a ModelOpt file of mixed precision, in which only the modules in `quantized_layers` have a format.
 
     A file without that list is read by its `config_groups`. Returns `Unplanned` for an unknown format.
     """

@@ -31,7 +31,10 @@ class Qwen3NextShapes(SharedExpertShapes):
     per_layer: ClassVar[tuple[str, ...]] = ("layer_types",)
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield for each number of heads, linear layers' too, why it does not divide evenly; None if it does."""
+        """Yield a reason for each number of heads that should divide another but does not; None where it does.
+
+        Linear layers have numbers of heads of their own.
+        """
         yield from super().uneven_heads()
         keys, values = self.linear_num_key_heads, self.linear_num_value_heads
         yield explain_uneven("linear_num_key_heads", keys, "linear_num_value_heads", values)

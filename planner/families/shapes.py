@@ -111,7 +111,7 @@ class Shapes(BaseModel):
         return ", and ".join(dict.fromkeys(each for each in wrong if each)) or None
 
     def uneven_heads(self) -> Iterator[str | None]:
-        """Yield for each number of heads that must divide another number why it does not; None if it does."""
+        """Yield a reason for each number of heads that should divide another but does not; None where it does."""
         yield None
 
     def model(self, file: File) -> Model:
@@ -203,5 +203,5 @@ class DenseFirstShapes(Shapes):
 
 
 def explain_uneven(part: str, number: int, whole: str, size: int) -> str | None:
-    """Explain that `number`, of key `part`, does not divide `size`, of key `whole`; None if it does."""
+    """Return a sentence that `number`, of key `part`, does not divide `size`, of key `whole`; None if it divides it."""
     return f"{part} ({number}) does not divide {whole} ({size})" if size % number else None
