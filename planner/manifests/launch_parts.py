@@ -90,7 +90,7 @@ def config_mounts(
 ) -> list[dict[str, Any]]:
     """Return the ConfigMaps that a unit's pods mount: {name}, or {name, key, path} to mount file `key` as `path`.
 
-    Pods start without an `optional` one. Its file appears once the controller has written it.
+    Pods start without a ConfigMap that is `optional`. Its file appears once the controller has written it.
     """
     if plan.engine != OURS:
         return [{"name": part.config} for part in (*own, *shared)]

@@ -76,7 +76,7 @@ def probe_with_budget(probe: Probe, seconds: float, period_s: int = PROBE_PERIOD
 
 
 def probe_fields(probe: Probe) -> Variables:
-    """Return the variables of a probe. They have a timeout only if the engine sets one."""
+    """Return the variables of a probe. A timeout is among them only if the engine sets one."""
     timeout = {} if probe.timeout_seconds is None else {"timeout": probe.timeout_seconds}
     return {"path": probe.path, "port": probe.port} | timeout
 

@@ -201,7 +201,10 @@ def _unit_resources(plan: Plan, unit: Unit) -> Variables:
 
 
 def _environment(plan: Plan, unit: Unit, container: Container) -> list[Variables]:
-    """Return a unit's environment variables. Those of the spec override those of pod fields, the engine and NICs."""
+    """Return a unit's environment variables.
+
+    Variables of the spec override variables with the same name from pod fields, the engine and NICs.
+    """
     kubernetes, fields = plan.kubernetes, dict(OWN_FIELDS)
     values: dict[str, Any] = {**container.env}
     if kubernetes.unit_kind == "statefulset":  # what LeaderWorkerSet would set

@@ -50,7 +50,7 @@ class Manifest:
 
     @property
     def file_name(self) -> str:
-        """The file's name, `leaderworkerset-demo-decode-0.yaml`. It does not depend on the object's content."""
+        """The file's name, `leaderworkerset-demo-decode-0.yaml`. The name does not depend on the object's content."""
         kind = self.template.partition("-")[0]
         return f"{kind}-{self.owner}.yaml"
 
@@ -297,8 +297,8 @@ def _pull_secrets(kubernetes: KubernetesSpec) -> Variables:
 def _keep_annotations(plan: Plan) -> dict[str, str]:
     """Return the annotations of objects that a unit needs until it has drained, even after they have left the plan.
 
-    These objects are the unit's own, and launch files of old pods. The controller deletes them after draining.
-    Without a controller nobody would, so there are no annotations, and the tool that applies the folder prunes the
+    These objects are the unit's own, and launch files of old pods. The controller deletes them after draining. Without
+    a controller nobody would delete them, so there are no annotations, and the tool that applies the folder prunes the
     objects.
     """
     return {} if plan.kubernetes.controller is None else names.UNPRUNED
