@@ -56,8 +56,9 @@ class Arrangement:
     def rating(self) -> tuple[int, ...]:
         """Return the sort key of the placement; lower is better: the counts, then crowding, then moves.
 
-        Crowding tells how much units that should not be lost together share racks. It falls before the worst loss does.
-        Moves alone never justify a step. If cells are whole leaves, the crowding of leaves stands for that of racks.
+        Crowding tells how much units that should not be lost together share racks. Crowding falls before the worst loss
+        falls. Moves alone never justify a step. If cells are whole leaves, the crowding of leaves stands for that of
+        racks.
         """
         racks = self._racks_at_risk
         crowded = racks or self._leaves

@@ -81,7 +81,7 @@ def _orders(task: Task) -> list[list[int]]:
 def _alternate(task: Task, order: Sequence[int], producers: set[int]) -> list[int]:
     """Return `order` with producers and other units alternating among units that are on equally long.
 
-    Then few producers are neighbours, so the loss of a place stops few of them.
+    Few producers are then neighbours, so the loss of a place stops few of them.
     """
     result: list[int] = []
     for minutes in sorted({task.units[unit].minutes for unit in order}, reverse=True):
@@ -108,7 +108,7 @@ def _fill(task: Task, placed: Assignment, order: Sequence[int]) -> Assignment:
 
 
 def _place_in_line(task: Task, order: Iterable[int]) -> Assignment:
-    """Return an assignment of the units in `order` that fills one cell after the other."""
+    """Return an assignment that places the units in `order` one after the other, so that they fill cell after cell."""
     assignment = [dict(cells) for cells in task.kept_assignment]
     wants = [(unit, task.units[unit].num_nodes) for unit in order if unit not in task.kept]
     _fill_line(Room(task, task.kept_assignment).free, _order_cells(task), wants, assignment)
@@ -120,7 +120,7 @@ def _fill_line(
 ) -> None:
     """Add units to `assignment` one after the other, on the free nodes of the cells in `line`.
 
-    `wants` has (unit, number of nodes) for each unit to add, `free_in` the number of free nodes of each cell.
+    `wants` has (unit, number of nodes) for each unit to add. `free_in` has the number of free nodes of each cell.
     """
     cells = iter(line)
     free = 0

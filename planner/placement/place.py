@@ -88,7 +88,7 @@ def _nvlink_domains(spec: ResolvedSpec, phase: Phase, nodes: Sequence[Node]) -> 
 
 
 def _join_pools(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Placement:
-    """Join the placements on several GPU types into one. They share no node. Units are in the order of the phases."""
+    """Join the placements on several GPU types into one. Their nodes differ. Units are in the order of the phases."""
     if len(placed) == 1:
         return next(iter(placed.values()))
     units = sorted(

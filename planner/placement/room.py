@@ -15,7 +15,7 @@ class Room:
     """The free nodes of each cell. The `take` methods use some up."""
 
     def __init__(self, task: Task, assignment: Assignment) -> None:
-        """Start with all nodes of `task` free, except those of `assignment`."""
+        """Start with all nodes of `task` free, except the nodes that `assignment` uses."""
         self.free = list(task.sizes)
         self._shelf_of, self._leaf_of, self._cells = _shelves(task)
         self._in_shelf = [0] * len(self._cells)
