@@ -44,7 +44,7 @@ PLAN_AGAIN = "change the spec and plan it again"
 
 
 class _RebuiltSections(Part):
-    """The sections of a plan that follow from the rest of it."""
+    """The sections of a plan that can be built again from its other sections."""
 
     name: str
     phases: dict[Phase, PhaseShape]
@@ -120,7 +120,7 @@ def _kept_facts(plan: Plan, spec: Spec) -> KeptFacts:
 
 
 def _check_rebuilt(plan: Plan, spec: Spec, data: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding for each value of the deployed sections that does not follow from the rest of the plan."""
+    """Yield a finding for each value of the deployed sections that does not follow from the plan's other sections."""
     sections = rebuilt_sections(_kept_facts(plan, spec))
     running = _RebuiltSections.model_validate({key: sections[key] for key in _RebuiltSections.model_fields}).model_dump(
         mode="json"

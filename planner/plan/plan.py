@@ -116,7 +116,10 @@ class Plan(Part):
         return self.model_dump(mode="json")
 
     def with_sections(self, **sections: Any) -> "Plan":
-        """Return a copy with these sections replaced, not validated. The digests stay those of the old sections."""
+        """Return a copy with these sections replaced.
+
+        The sections are not validated, and the digests are not recomputed.
+        """
         known = {name: getattr(self, name) for name in type(self).model_fields} | sections
         return type(self).model_construct(**known | {"spec": known["written"]})
 
@@ -152,7 +155,7 @@ class Plan(Part):
 
     @cached_property
     def pods(self) -> Mapping[Phase, PhasePods]:
-        """Return each phase's pod needs that no launch file states."""
+        """Return phase -> what its pods need that no launch file states: devices and weights."""
         return pods_of(self.spec, {phase: each.read_bytes for phase, each in self.memory.items()})
 
     @cached_property

@@ -153,7 +153,7 @@ def rebuild(kept: KeptFacts) -> Plan:
 
 
 def rebuilt_sections(kept: KeptFacts) -> dict[str, Any]:
-    """Return the sections that are kept or follow from kept facts: all that runs, except `expert_maps`."""
+    """Return all sections that decide what runs, except `expert_maps`: kept facts, and what follows from kept facts."""
     digests = {phase: digest_of(rows) for phase, rows in kept.maps.items()}
     documents = _launch_documents(kept, digests)
     times = start_times(kept.spec, list(kept.layouts.values()), weights_read(kept.shared.memory, kept.shared.reads))
@@ -210,7 +210,7 @@ def _launch_documents(kept: KeptFacts, digests: Mapping[Phase, str]) -> dict[str
 
 
 def _checkpoint(spec: Spec, inputs: Mapping[str, str]) -> LaunchDocument | None:
-    """Return the checkpoint with its digests: those of the spec, or of the files that the spec names."""
+    """Return the checkpoint with its digests, which the spec gives or which are those of files that the spec names."""
     if spec.checkpoint is None:
         return None
     keys, files = ("config_digest", "weights_digest"), _checkpoint_files(spec)
