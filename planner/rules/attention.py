@@ -111,7 +111,7 @@ def _are_whole(num_gpus: int, heads: int, kv_heads: int) -> bool:
 
 
 def _head_counts(model: Model) -> list[tuple[int, int]]:
-    """Return (attention heads, KV heads) of each kind of attention. They are equal where KV has no heads, as in MLA."""
+    """Return (attention heads, KV heads) of each kind of attention. Both are equal where KV has no heads, as in MLA."""
     return [(each.num_heads, each.num_kv_heads) for each in model.attentions]
 
 

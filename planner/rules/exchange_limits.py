@@ -121,7 +121,7 @@ def nearest_units(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
 def nearest_redundant(num_logical: int, ep_size: int, wanted: int) -> int:
     """Return the number of redundant experts nearest to `wanted` that gives all GPUs equal slots.
 
-    It is 0 only if `wanted` is 0.
+    The number is 0 only if `wanted` is 0.
     """
     above = wanted + -(num_logical + wanted) % ep_size
     even = [each for each in (above, above - ep_size) if each > 0 or each == wanted == 0]
@@ -140,7 +140,7 @@ def _exchange(spec: ResolvedSpec, phase: Phase) -> Exchange | None:
 
 
 def _max_gpus(spec: ResolvedSpec, phase: Phase) -> int:
-    """Return how many GPUs each unit of `phase` can have at most, on the nodes that the other phases leave."""
+    """Return the most GPUs that each unit of `phase` can have on the nodes that the other phases leave free."""
     nodes, per_node = spec.cluster.nodes, spec.cluster.gpus_per_node
     taken = {each: spec.written.num_units(each) * max(1, spec.phase(each).ep_size // per_node) for each in spec.phases}
     num_nodes = (nodes if isinstance(nodes, int) else len(nodes)) - len(spec.cluster.spares)

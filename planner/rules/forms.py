@@ -47,7 +47,7 @@ class Form:
     matches: Callable[[str], Any]
 
     def findings(self, path: str, text: str, value: str | None = None) -> Iterator[Finding]:
-        """Yield a finding if `text` does not have this form. It is the value at `path`, or the path's last key."""
+        """Yield a finding if `text` does not have this form. `text` is the value at `path`, or the path's last key."""
         if not self.matches(text):
             yield Finding(path, value, f"S209 must be {self.must_be}", self.reason, for_example(self.example))
 

@@ -73,7 +73,10 @@ def _check_limit(c: ValidValues, phase: Phase, field: str, limit: str, reason: s
 def _excess_finding(
     path: str, value: int, limit: str, most: int, reason: str, raised: Mapping[str, int] | None = None
 ) -> Finding:
-    """Return the finding for a value above its limit. Its fix lowers the value or raises a limit that nobody wrote."""
+    """Return the finding for a value above its limit.
+
+    The finding's fix lowers the value, or raises a limit that nobody wrote.
+    """
     if raised is None:
         return Finding(path, value, f"S504 must be at most {limit} ({most})", reason, nearest(most))
     fix = Fix(f"write {' and '.join(f'{each}: {number}' for each, number in raised.items())}", (raised,))

@@ -62,7 +62,7 @@ def unit_fills_whole_nodes(c: ValidValues, phase: Phase) -> Iterator[Finding]:
 
 
 def replicas_are_on_different_gpus(c: ValidValues, phase: Phase) -> Iterator[Finding]:
-    """Reject so many redundant experts that some GPU would hold two replicas of one expert."""
+    """Reject a number of redundant experts with which some GPU would hold two replicas of one expert."""
     redundant: int = c[f"{phase}.redundant_experts"]
     ep_size: int = c[f"{phase}.ep_size"]
     model = c.model
@@ -251,7 +251,7 @@ def _allowed_ep_sizes(
 def _fits_kv(plan: MemoryPlan, section: PhaseSpec) -> bool:
     """Return whether KV memory holds `max_requests` requests at `USUAL_SHARE` of full length.
 
-    It never needs to hold more than `max_kv_tokens`, if the spec gives that.
+    KV memory never needs to hold more than `max_kv_tokens`, if the spec gives that.
     """
     usual = USUAL_SHARE * section.max_requests * in_pages(plan.max_request_tokens)
     return plan.kv_tokens >= min(usual, section.max_kv_tokens or usual)
