@@ -39,7 +39,7 @@ class Change:
 def units_at(days: Timetable, instant: int) -> tuple[str, ...]:
     """Return the names of the units that are on at an instant, in seconds since 1970-01-01 00:00 UTC.
 
-    They are ordered phase by phase, and by number within a phase.
+    The names are ordered phase by phase, and by number within a phase.
     """
     return _Calendar(days).units_at(instant)
 

@@ -83,7 +83,7 @@ class Timetable:
 
     @property
     def all_steps(self) -> tuple[Step, ...]:
-        """The steps of ordinary days, followed by those of the special days."""
+        """The steps of ordinary days, followed by the steps of special days."""
         return (*self.steps, *(step for other in self.other_days for step in other.steps))
 
     @property

@@ -104,7 +104,8 @@ def start_stages(spec: Spec) -> StartSpec:
 def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]:
     """Return a start for each window that turns units on, in order.
 
-    `windows` are those of one or more days, sorted by time. After the last window comes the first again.
+    `windows` are the windows of one or more days, sorted by time. The days repeat: after the last window comes the
+    first one.
     """
     starts = []
     for index, window in enumerate(windows):
@@ -118,7 +119,7 @@ def starts_of(windows: Sequence[Window], times: StartTimes) -> tuple[Start, ...]
 def loading_times(starts: Sequence[Start], num_days: int = 1) -> tuple[float, ...]:
     """Return the seconds from each start until its units have read their weights, `[starts]`.
 
-    They wait for earlier starts that still read. The seconds are infinite if the days are too short to read all the
+    Units wait for earlier starts that still read. The seconds are infinite if the days are too short to read all the
     bytes. The starts of `num_days` days repeat for ever.
     """
     if sum(each.num_bytes / each.bytes_per_s for each in starts) > num_days * DAY_S:
@@ -135,7 +136,7 @@ def loading_times(starts: Sequence[Start], num_days: int = 1) -> tuple[float, ..
 def least_warm_up(starts: Sequence[Start], times: StartTimes, num_days: int = 1) -> float:
     """Return the shortest warm-up, in whole seconds, with which the units of all `starts` are ready in time.
 
-    The starts are those of `num_days` days, which repeat. Infinite if no warm-up suffices.
+    The starts are those of `num_days` days, which repeat. Return infinity if no warm-up suffices.
     """
     longest = max(loading_times(starts, num_days), default=0.0)
     return ceil(times.fixed_s + longest) if longest < inf else inf
