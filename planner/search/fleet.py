@@ -37,7 +37,7 @@ MOST_REFUSED = 0.4  # assumed: share of an hour's requests that may be refused a
 
 @dataclass(frozen=True)
 class Offer:
-    """A phase's fastest layout among those whose unit takes `nodes` nodes."""
+    """The fastest layout of a phase whose unit takes `nodes` nodes."""
 
     phase: Phase
     nodes: int  # of a unit
@@ -98,9 +98,9 @@ class Demand:
 
 
 def traffic_demand(spec: ResolvedSpec) -> Demand | None:
-    """Return the busiest hour's demand; None unless it decides the phases' numbers of units.
+    """Return the busiest hour's demand; None unless the demand decides the phases' numbers of units.
 
-    It decides them if `units` is `auto`, and `cluster.nodes` or `schedule.windows` too.
+    The demand decides them if `units` is `auto`, and `cluster.nodes` or `schedule.windows` is `auto` too.
     """
     free = [phase for phase in spec.phases if is_undecided(spec.phase(phase).units)]
     is_counted, traffic, day = is_undecided(spec.cluster.nodes), spec.written.traffic, spec.written.schedule
@@ -276,7 +276,7 @@ def _candidate_fleets(
 def _max_units(
     phase: Phase, offers: Mapping[Phase, Offer], units: Mapping[Phase, int], room: Mapping[frozenset[Phase], int]
 ) -> int:
-    """Return how many units of `phase` fit on the nodes that the units of the other phases leave."""
+    """Return how many units of `phase` fit on the nodes that the units of the other phases leave free."""
     left = [
         nodes - sum(units[other] * offers[other].nodes for other in phases if other != phase)
         for phases, nodes in room.items()

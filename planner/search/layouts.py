@@ -135,7 +135,7 @@ def _search_fleet(
 ) -> tuple[dict[Phase, Outcomes], Fleet | None]:
     """Return (outcomes of all layouts of each phase, the best fleet or None if nothing fits).
 
-    The fleet fits on the cluster's nodes. If none does, it is the one that needs the fewest.
+    The best fleet fits on the cluster's nodes. If no fleet fits there, it is the fleet that needs the fewest nodes.
     """
     room, is_counted = _usable_nodes(spec), demand is not None and demand.decides_nodes
     most = _most_nodes(spec)

@@ -242,11 +242,11 @@ def _judge(size: _SizeTrials, redundant: int, requests: int, balance: Balance) -
 
 
 def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:
-    """Return the tokens of KV that must fit on a GPU: those of `requests` requests of mean length.
+    """Return the tokens of KV that must fit on a GPU: the tokens of `requests` requests of mean length.
 
-    The mean length comes from the operating point, else from the traffic, else it is half the longest request. Only
-    one request of full length must fit in prefill, and if `max_requests` is written but the operating point gives
-    no requests, because `max_requests` is then only a limit.
+    The mean length comes from the operating point, else from the traffic, else it is half the longest request. Only one
+    request of full length must fit in prefill, and if `max_requests` is written but the operating point gives no
+    requests, because `max_requests` is then only a limit.
     """
     section, point = spec.phase(phase), getattr(spec.written.operating_point, phase)
     if point and phase != "prefill" and point.requests != AUTO:

@@ -80,9 +80,9 @@ def covering_sizes(spec: ResolvedSpec) -> Iterator[Change]:
 
 
 def smaller_sizes(spec: ResolvedSpec, *, fewest_slots: bool = False) -> Iterator[Change]:
-    """Yield changes to smaller EP sizes of whole nodes, those with most GPUs first.
+    """Yield changes to smaller EP sizes of whole nodes, the largest number of GPUs first.
 
-    Nothing if the usable nodes hold one unit of each phase. Units keep about their number of redundant experts;
+    Yield nothing if the usable nodes hold one unit of each phase. Units keep about their number of redundant experts;
     with `fewest_slots` they get the fewest possible.
     """
     per_node, usable = spec.cluster.gpus_per_node, num_usable(spec)
