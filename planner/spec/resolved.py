@@ -78,7 +78,7 @@ class ResolvedSpec:
         return self.written.phase(phase)
 
     def with_numbers(self, phase: Phase, numbers: Mapping[str, int]) -> "ResolvedSpec":
-        """Return the spec with other numbers (field -> number) in the section `phase`. They are not checked."""
+        """Return the spec with other numbers (field -> number) in the section `phase`. The numbers are not checked."""
         section = self.phase(phase).model_copy(update=dict(numbers))
         return replace(self, written=self.written.model_copy(update={phase: section}))
 

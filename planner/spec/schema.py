@@ -335,7 +335,7 @@ class Spec(Section):
     def paid_drain_s(self) -> float | None:
         """The seconds for which a unit that the controller drains keeps its nodes; None without controller or schedule.
 
-        They are fewer in a rehearsal, where `controller.pace` makes the day run faster than requests do.
+        The seconds are fewer in a rehearsal, where `controller.pace` makes the day run faster than requests do.
         """
         controller = self.kubernetes.controller
         return None if controller is None else (self.schedule or ALL_DAY).drain / controller.pace

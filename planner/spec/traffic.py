@@ -97,6 +97,9 @@ class TrafficSpec(Section):
         return self.profile if index is None else self.other_days[index].profile
 
     def day_scale(self, day: str | None) -> float:
-        """Return the tokens of `day` (a date or weekday; None: an ordinary day) over those of an ordinary day."""
+        """Return the ratio of the tokens of `day` to those of an ordinary day.
+
+        `day` is a date, a weekday, or None: ordinary.
+        """
         profile, own = self.profile or [1.0], self.profile_on(day) or [1.0]
         return fsum(own) / len(own) / (fsum(profile) / len(profile))

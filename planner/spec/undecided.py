@@ -19,7 +19,7 @@ AUTO = "auto"
 
 
 def is_undecided(value: object) -> bool:
-    """Return whether a field's value is `auto`. Static types of such fields leave this value out."""
+    """Return whether a field's value is `auto`. The fields' static types do not mention this value."""
     return value == AUTO
 
 

@@ -61,10 +61,10 @@ class Document:
         return frozenset(path for path, _ in self.refused)
 
     def locate(self, finding: Finding) -> Finding:
-        """Return `finding` with its place: that of its value, of its key for a section, or of the nearest parent's key.
+        """Return `finding` with its place: the place of its value, of its section's key, or of the nearest parent.
 
-        A list item's place is its start. The finding shows the file's value: if that is `auto`, the decided
-        number moves to the reason.
+        A list item's place is its start. The finding shows the file's value: if that is `auto`, the decided number
+        moves to the reason.
         """
         if finding.path in self.file_names and isinstance(finding.value, str):
             finding = replace(finding, value=self.file_names[finding.path])
@@ -268,7 +268,7 @@ class _Reader:
 
 
 def _scalar(event: yaml.ScalarEvent) -> Any:
-    """Return a scalar's value: that of a plain word by the core schema, and of quoted text the text."""
+    """Return a scalar's value: for a plain word the value by YAML's core schema, for quoted text the text itself."""
     return read_plain(event.value) if event.implicit[0] else event.value
 
 
