@@ -29,7 +29,7 @@ def single_start_s(plan: Plan) -> float:
 
 
 def joint_start_s(plan: Plan, starting: Mapping[Phase, int]) -> float:
-    """Return the seconds until the `starting` units of each phase are ready, if they start at once while others serve."""
+    """Return the seconds until each phase's `starting` units are ready, if they start at once while others serve."""
     times = unit_start_times(plan)
     all_on = {phase: len(plan.units_of(phase)) for phase in plan.phases}
     serving = {phase: number - starting.get(phase, 0) for phase, number in all_on.items()}
