@@ -65,7 +65,10 @@ class OperatingPoint:
 
     @property
     def queued_steps(self) -> float:
-        """Return the mean number of steps that a prompt waits; 0 if saturated, since the mean is then infinite."""
+        """Return the mean number of steps that a prompt waits.
+
+        Return 0 if prefill is saturated, since the mean is then infinite.
+        """
         return mean_wait(self.utilisation)
 
     def queued_steps_exceeded_by(self, share: float) -> float:

@@ -37,7 +37,10 @@ class Wait:
 
 
 def mean_wait(utilisation: float) -> float:
-    """Return the mean number of steps that a prompt waits; 0 at a utilisation of 1 and above, where no mean exists."""
+    """Return the mean number of steps that a prompt waits.
+
+    Return 0 at a utilisation of 1 and above, where no mean exists.
+    """
     return utilisation / (2 * (1 - utilisation)) if utilisation < 1 else 0.0
 
 

@@ -162,8 +162,9 @@ def _imbalance(
 ) -> Imbalance:
     """Return the expected max/mean loads of GPUs and nodes, averaged over layers.
 
-    `hottest` has for each layer the hottest GPU's load over the mean GPU's, `num_hot` the number of GPUs with that load
-    (None: one), and `drifts` the variance by drift, which is spread evenly over all GPUs.
+    The sequences have one entry per layer: `hottest` the hottest GPU's load over the mean GPU's, `num_hot` the number
+    of GPUs with that load (None: one GPU), `drifts` the variance of loads by drift. That variance is spread evenly over
+    all GPUs.
     """
     if num_gpus == 1:
         return Imbalance()
