@@ -175,11 +175,11 @@ def _explain_split_groups(front: Sequence[FrontPoint], chosen: FrontPoint) -> st
 
 
 def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:
-    """Return a map with any expert on any GPU, slots `[L, G, S]`; smaller sizes are searched longer.
+    """Return a map with any expert on any GPU, slots `[L, G, S]`. Smaller sizes are searched longer.
 
-    A layer is done when it is near the bound and no worse than EPLB's; with effort `fast`, when it is better than
-    EPLB's. Layers that are not done are searched again from starts with other numbers of replicas, and layers that
-    stay worse than EPLB's a few more times.
+    A layer is done when it is near the bound and no worse than EPLB's; with effort `fast`, as soon as it is better than
+    EPLB's. Layers that are not done are searched again from starts with other numbers of replicas, and layers that stay
+    worse than EPLB's a few more times.
     """
     num_layers, num_experts = loads_LE.shape
     if sizes.slots_per_gpu >= num_experts:
@@ -242,7 +242,10 @@ def _repack(loads_LE: Floats, sizes: Sizes, slots_LGS: Ints) -> Ints:
 
 
 def _solve_front(loads_LE: Floats, sizes: Sizes, bound_L: Floats) -> tuple[Ints, tuple[FrontPoint, ...], FrontPoint]:
-    """Return the map at the front's knee, slots `[L, G, S]`; the front, whole groups first; and the knee's point."""
+    """Return (the map at the front's knee, slots `[L, G, S]`; the front; the knee's point).
+
+    The first point of the front is the map with whole groups.
+    """
     whole_group_bound_L = np.maximum(bound_L, fullest_node_bound(loads_LE, sizes))
     whole_LGS = _solve_hierarchical(loads_LE, sizes, whole_group_bound_L, "fast")
     mean_L = loads_LE.sum(axis=1) / sizes.num_gpus

@@ -43,11 +43,11 @@ def renew(
 ) -> Ints:
     """Return the renewed map, slots `[L, G, S]`; an expert that stays on a GPU keeps its slot.
 
-    For each layer the first acceptable map is taken: the previous map, a map near it, or the fresh map with its GPUs
-    renumbered; else the fresh map. A layer is acceptable if its max over mean is at most `1 + keep_within` times the
-    fresh map's. With an equal split and without failure domains, a layer as even as the published EPLB's map is even
-    enough too, which costs fewer moves. A layer is not acceptable if an expert lacks its second failure domain, or a
-    group that must stay whole is split.
+    For each layer these maps are tried in turn, and the first acceptable one is taken: the previous map, a map near it,
+    the fresh map with its GPUs renumbered. If none is acceptable, the fresh map is taken. A layer is acceptable if its
+    max over mean is at most `1 + keep_within` times the fresh map's. With an equal split and without failure domains, a
+    layer as even as the published EPLB's map is even enough too, which costs fewer moves. A layer is not acceptable if
+    an expert lacks its second failure domain, or a group that must stay whole is split.
 
     With `within_nodes` experts stay on their nodes, and leave them only if nothing else helps.
     """

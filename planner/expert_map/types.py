@@ -20,7 +20,10 @@ Domains = Sequence[Sequence[int]]  # [partitions][GPUs]: the failure domain of e
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a map: slots per layer, GPUs, nodes, groups of consecutive experts; and how the gate picks."""
+    """The sizes of a map: slots per layer, GPUs, nodes, and groups of consecutive experts.
+
+    `gate` says how experts are picked.
+    """
 
     num_slots: int
     num_gpus: int

@@ -62,6 +62,9 @@ def round_bounds_down(bound_L: Floats) -> tuple[float, ...]:
 
 
 def make_full_map(num_layers: int, sizes: Sizes, num_experts: int) -> Ints:
-    """Return the map in which each GPU holds all experts, `[L, G, S]`; slots that are left repeat the first ones."""
+    """Return the map in which each GPU holds all experts, `[L, G, S]`.
+
+    If a GPU has more slots than there are experts, the further slots repeat the first ones.
+    """
     slots = np.arange(sizes.slots_per_gpu) % num_experts
     return np.tile(slots, (num_layers, sizes.num_gpus, 1))

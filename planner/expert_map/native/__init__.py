@@ -95,7 +95,7 @@ class Search:
 
 
 def improve(loads_LE: Floats, start_LGS: Ints, search: Search) -> tuple[Ints, Floats]:
-    """Return the maps that a search from `start_LGS` finds, slots `[L, G, S]`, and the fullest GPUs' loads, `[L]`.
+    """Return (the maps that a search from `start_LGS` finds, slots `[L, G, S]`; the load of each's fullest GPU, `[L]`).
 
     A layer stays as it is if not every expert of the layer can be in two failure domains.
     """
@@ -132,7 +132,7 @@ def gpu_loads(loads_LE: Floats, slots_LGS: Ints, split: SplitRule = "equal", num
 
 
 def lower_bounds(loads_LE: Floats, sizes: Sizes, least: int = 1) -> Floats:
-    """Return lower bounds on the load of the fullest GPU, `[4, L]`, by kind: mean, replicas, packing, pairs.
+    """Return four lower bounds on the load of the fullest GPU, `[4, L]`: by mean, replicas, packing and pairs.
 
     The bounds hold for maps with at least `least` replicas of each expert.
     """
