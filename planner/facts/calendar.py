@@ -80,7 +80,10 @@ def is_timezone(name: str) -> bool:
 
 
 def nearest_timezone(written: str) -> str | None:
-    """Return the zone that a misspelt name, or the name of a city alone, means; None if no zone is near."""
+    """Return the time zone that `written` means: a misspelt zone, or the name of a city alone.
+
+    Return None if no zone is near.
+    """
     parts = ((zone, part) for zone in sorted(_zones()) for part in (zone, zone.rpartition("/")[2]))
     return next((zone for zone, part in parts if is_misspelling(written, part)), None)
 

@@ -431,7 +431,7 @@ def suggest_gpu(written: str, known: Sequence[str]) -> Fix:
 
 
 def unplanned_gpu(written: str) -> str | None:
-    """Return the GPU that `written` names if it is a known GPU that the catalog lacks; None otherwise.
+    """Return the GPU that `written` names, if GPUs of that name exist but the catalog lacks them; None otherwise.
 
     A chip of the catalog on another board, or with other memory, is another GPU; then all of `written` is returned.
     """

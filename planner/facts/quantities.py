@@ -103,7 +103,10 @@ def counted(number: int, thing: str) -> str:
 
 
 def first_of(names: Sequence[str], most: int = 3) -> str:
-    """Join names with commas; of more than `most`, give the first and count the others: `a, b, c, and 4 others`."""
+    """Join names with commas.
+
+    If there are more than `most`, name the first and count the others: `a, b, c, and 4 others`.
+    """
     more = [f"and {counted(len(names) - most, 'other')}"] if len(names) > most else []
     return ", ".join([*names[:most], *more])
 
