@@ -55,7 +55,10 @@ class DeepseekV4Shapes(Shapes):
         )
 
     def layers(self) -> tuple[Layer, ...]:
-        """Return the main model's layers, which are all MoE layers; `is_hashed` marks those that route by a hash."""
+        """Return the main model's layers, which are all MoE layers.
+
+        `is_hashed` marks the layers that choose experts by a hash.
+        """
         hashed = zip(super().layers(), self._hashed(), strict=True)
         return tuple(replace(layer, ffn=replace(self.experts(), is_hashed=each)) for layer, each in hashed)
 

@@ -51,7 +51,10 @@ class GroupedShapes(Shapes):
 
 
 class Glm4MoeShapes(DenseFirstShapes, GroupedShapes):
-    """The keys that GLM-4.5, 4.6 and 4.7 read; their dense layers come first, and MoE layers have a shared expert."""
+    """The keys that GLM-4.5, 4.6 and 4.7 read.
+
+    Dense layers come first, and MoE layers have a shared expert.
+    """
 
     n_group: Count
     topk_group: Count

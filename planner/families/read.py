@@ -168,7 +168,10 @@ def _read_shapes(config: Any, written: str) -> Model | Finding:
 
 
 def _tokenizer_with_code(path: Path) -> bytes | None:
-    """Return the content of the `tokenizer_config.json` at `path` if it names code; None if not, or if missing."""
+    """Return the content of the `tokenizer_config.json` at `path` if it names code to run; else None.
+
+    Return None too if there is no such file.
+    """
     try:
         content = read_file(path, MAX_CONFIG_BYTES) if path.is_file() else b""
         config = json.loads(content)

@@ -58,7 +58,10 @@ class Shapes(BaseModel):
 
     @property
     def order(self) -> str:
-        """Return the keys that say which layers are dense, to name them in messages; empty if no layer can be dense."""
+        """Return the keys that say which layers are dense, for messages.
+
+        Return an empty text if no layer can be dense.
+        """
         return ""
 
     def is_moe(self) -> list[bool]:
@@ -70,7 +73,10 @@ class Shapes(BaseModel):
         return None
 
     def planning_obstacle(self) -> str | None:
-        """Return the reason why the planner cannot plan these shapes, which are consistent; None if it can."""
+        """Return the reason why the planner cannot plan these shapes; None if it can.
+
+        The shapes have been found consistent before.
+        """
         if not any(layer.attention.kv(1).entry_bytes for layer in self.layers()):
             return "no layer keeps KV of all tokens, by which memory for them is planned"
         is_moe = self.is_moe()  # an expert map's rows are consecutive layers
@@ -105,7 +111,10 @@ class Shapes(BaseModel):
         return 1
 
     def explain_contradictions(self) -> str | None:
-        """Explain the contradictions in the shapes, without those that follow from others; None if there are none."""
+        """Explain the contradictions in the shapes, except contradictions that follow from others.
+
+        Return None if there are no contradictions.
+        """
         order = self._miscounted_list() or self.contradiction() or self._has_no_layers()
         wrong = (order, *self.uneven_heads(), self._uneven_groups(), self._too_many_chosen())
         return ", and ".join(dict.fromkeys(each for each in wrong if each)) or None
@@ -203,5 +212,8 @@ class DenseFirstShapes(Shapes):
 
 
 def explain_uneven(part: str, number: int, whole: str, size: int) -> str | None:
-    """Return a sentence that `number`, of key `part`, does not divide `size`, of key `whole`; None if it divides it."""
+    """Explain that the key `part`, with the value `number`, does not divide the key `whole`, with the value `size`.
+
+    Return None if it divides it.
+    """
     return f"{part} ({number}) does not divide {whole} ({size})" if size % number else None
