@@ -154,7 +154,10 @@ def find_misfits(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[Findi
 
 
 def memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
-    """Return the memory of a GPU of `phase`, even if not everything fits; None if its size is unknown, as on `cpu`."""
+    """Return the memory plan of a GPU of `phase`, even if not everything fits.
+
+    Return None if the size of the GPU's memory is unknown, as on `cpu`.
+    """
     return split_memory(spec, lay_out(spec, phase)) if spec.gpu_of(phase).usable_bytes else None
 
 
