@@ -251,7 +251,10 @@ def _ports(plan: Plan, unit: Unit, container: Container) -> Mapping[str, int]:
 
 
 def _probes(plan: Plan, unit: Unit, container: Container) -> Variables | None:
-    """Return the probes that restart a pod that does not start or hangs; None if the size of its weights is unknown."""
+    """Return the probes by which Kubernetes restarts a pod that does not start, or that hangs.
+
+    Return None if the size of the pod's weights is unknown.
+    """
     weights = plan.pods[unit.phase].weights_bytes
     if weights is None:
         return None
