@@ -67,7 +67,10 @@ class Arrangement:
 
     @property
     def _racks_at_risk(self) -> "_RackCounter | None":
-        """The racks; None if the spec names none, or if no unit produces tokens that the loss of a rack would cost."""
+        """The racks whose loss would cost tokens.
+
+        None if the spec names no racks, or if no unit produces tokens.
+        """
         return self._racks if self.task.producers else None
 
     def _add(self, unit: int, cell: int, count: int) -> None:
