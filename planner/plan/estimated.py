@@ -81,7 +81,10 @@ def _moves(expert_map: ExpertMap, slot_bytes: int | None) -> dict[str, Any] | No
 
 
 def _cost(candidate: Candidate) -> Cost | None:
-    """Return the day's cost and income, also for cases with another speed, traffic or GPU price; None if unknown."""
+    """Return the cost and income of a day, also for cases with another speed, traffic or GPU price.
+
+    Return None if cost and income are unknown.
+    """
     found, most = candidate.cost, candidate.most_per_node
     if found is None:
         return None
@@ -92,7 +95,10 @@ def _cost(candidate: Candidate) -> Cost | None:
 
 
 def _kv_cache(candidate: Candidate) -> KvCache | None:
-    """Return the estimate of the prefix cache; None if the spec says nothing of it, or if the size of KV is unknown."""
+    """Return the estimate of the prefix cache.
+
+    Return None if the spec says nothing of a cache, or if the size of KV is unknown.
+    """
     layout, traffic, kept = candidate.layouts[0], candidate.spec.traffic, candidate.spec.kv_cache
     memory = next((each for each in candidate.memory if each.phase == layout.phase), None)
     if memory is None or traffic is None or not (traffic.cache_hit_rate or traffic.trace or kept.memory):
@@ -177,7 +183,10 @@ def _cache_reads(found: Prediction) -> dict[str, Any] | None:
 
 
 def _drafts(found: Prediction) -> dict[str, Any] | None:
-    """Return the MTP module's time in a step and, outside prefill, its acceptance rate; None if nothing is drafted."""
+    """Return the MTP module's time in a step and, outside prefill, its acceptance rate.
+
+    Return None if no tokens are drafted.
+    """
     point = found.point
     if not point.draft_tokens:
         return None
