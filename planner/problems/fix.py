@@ -64,7 +64,7 @@ def for_example(written: str) -> Fix:
 
 
 def closest_choice(word: Any, choices: Sequence[str]) -> str | None:
-    """Return the choice that `word` misspells, or that has a word more or less than `word`; else None.
+    """Return the choice that `word` misspells, or that has a word more or less than `word`; None if there is none.
 
     Names with different digits never match (`fp4`, `fp8`), nor do names with a different word (`min_units`,
     `max_units`).
