@@ -81,7 +81,10 @@ def has_replica_slots(spec: ResolvedSpec, phase: Phase) -> bool:
 
 
 def explain_missing_replicas(spec: ResolvedSpec, phase: Phase) -> str | None:
-    """Return the reason why the engine has only one slot per expert; None if it may have more, or if unknown."""
+    """Return the reason why the engine can have only one slot per expert.
+
+    Return None if the engine can have more slots, or if that is unknown.
+    """
     engine, version = spec.written.engine_name, spec.written.engine_version or ""
     model = ENGINE_MODELS.get(engine, {}).get(version, {}).get(spec.model.model_type)
     if model is None:

@@ -53,7 +53,10 @@ def _report_excess(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Finding]:
 
 
 def _income_in_words(spec: ResolvedSpec, load: PhaseLoad) -> str:
-    """Return a clause that says that income excludes refused requests; empty if that day has no estimate of income."""
+    """Return a clause that says that the estimated income excludes refused requests.
+
+    Return an empty text if that day has no estimate of income.
+    """
     cost = spec.written.cost
     return ", and income does not count them" if cost and cost.prices is not None and load.day is None else ""
 

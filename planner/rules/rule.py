@@ -88,11 +88,14 @@ class Candidate(Protocol):
     def predict_with(self, phase: Phase, change: Change) -> "Prediction | None":
         """Return the prediction for `phase` after a `change` of the spec, with the present map.
 
-        None if it is unknown.
+        Return None if the prediction is unknown.
         """
 
     def predict_at_peak(self, load: "PhaseLoad") -> "Prediction | None":
-        """Return the prediction of units that serve all of `load`, one of `peak_loads`; None if they cannot."""
+        """Return the prediction of units that serve all of `load`, which is one of `peak_loads`.
+
+        Return None if the units cannot serve it.
+        """
 
 
 @dataclass(frozen=True)
