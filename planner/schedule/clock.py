@@ -143,7 +143,7 @@ def _instants_of(minutes: Collection[int], date: str, zone: str) -> set[int]:
 
 @lru_cache(maxsize=DATES_KEPT)
 def _repeated_minutes(day: str, zone: str) -> tuple[int, int] | None:
-    """Return (first, last + 1) of the minutes that clocks show twice on a date; None if there are none."""
+    """Return the minutes that clocks show twice on a date, as (first, last + 1); None if there are no such minutes."""
     change = _clock_change(day, zone)
     if change is None or offset_at(change, zone) > offset_at(change - 1, zone):
         return None

@@ -78,7 +78,10 @@ def runs_between(timetable: Timetable, begin: int, end: int) -> tuple[Run, ...]:
 
 
 def list_acts(runs: Sequence[Run]) -> tuple[Act, ...]:
-    """Return the acts of all `runs` in order of time; at the same instant in the order serve, drain, stop, start."""
+    """Return the acts of all `runs` in order of time.
+
+    Acts at the same instant are in the order serve, drain, stop, start.
+    """
     order: tuple[Kind, ...] = ("serve", "drain", "stop", "start")
     return tuple(sorted(_iterate_acts(runs), key=lambda act: (act.instant, order.index(act.kind))))
 
