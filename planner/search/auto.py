@@ -101,7 +101,7 @@ class Choice:
 
 
 def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[tuple[Former, Choice | str]]:
-    """Yield (`former` sizes of units, by path; the choice for `spec` that adopts them, or a text: what they miss).
+    """Yield (`former` sizes of units, by path; the choice for `spec` that adopts these sizes, or what they would miss).
 
     Sizes that do not fit come first, then all sizes that do together, then those of one phase alone.
     """
@@ -201,7 +201,7 @@ def _unused_fields(spec: Spec) -> set[str]:
 
 
 def _decide_by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[LayoutSearch | None, list[Decision]]":
-    """Return (the search for the fastest layouts, what it decided); if speeds are unknown, (None, the defaults).
+    """Return (the search for the fastest layouts, its decisions). If speeds are unknown, return (None, the defaults).
 
     Raises SpecError if the number of nodes is open and speeds are unknown.
     """

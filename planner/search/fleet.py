@@ -157,9 +157,9 @@ def fill_nodes(
 ) -> Fleet | None:
     """Return the fleet with the highest throughput; None if even the fewest units of each phase do not fit.
 
-    `offers` has the layouts of each phase to choose from, `written` the number of units that the spec fixes (None:
-    free), `tokens` the tokens that a phase computes for one output token, `room` the number of nodes for each set
-    of phases that share a GPU type, `floor` the fewest units of each phase (default 1).
+    Arguments map a phase to: `offers`, the layouts to choose from; `written`, the number of units that the spec fixes
+    (None: free); `tokens`, the tokens that the phase computes for one output token; `floor`, the fewest units (default
+    1). `room` maps each set of phases that share a GPU type to its number of nodes.
     """
     floor = floor or dict.fromkeys(offers, 1)
     fleets = [
@@ -199,9 +199,9 @@ def meet_demand(
 ) -> Fleet | None:
     """Return the best fleet of one offer for each phase, with its number in `units`; None if none fits into `room`.
 
-    Without a `room`, the fleet on the fewest nodes is best. With a `room`, fleets are compared by these in turn:
-    whether they are predicted to serve the demand (else their speed per node); whether the loss of a node refuses
-    at most MOST_REFUSED, since nodes would be idle otherwise; and their number of nodes.
+    Without a `room`, the fleet on the fewest nodes is best. With a `room`, three things decide in turn. A fleet that is
+    predicted to serve the demand is better; if none is, the speed per node decides. A fleet in which the loss of a node
+    refuses at most MOST_REFUSED is better, since nodes would be idle otherwise. Fewer nodes are better.
     """
     counted = product(*(each.items() for each in units.values()))
     fleets = (_fleet(dict(zip(units, chosen, strict=True)), tokens) for chosen in counted)

@@ -273,7 +273,10 @@ class _Search:
         return {path: size for path, size in paths.items() if path in spec.document.autos}
 
     def _decide_again(self, change: Change) -> Candidate | None:
-        """Return the original spec with `change` as a candidate, every `auto` decided anew; None if that fails."""
+        """Return the original spec with `change` as a candidate, in which every `auto` is decided anew.
+
+        Return None if an `auto` cannot be decided.
+        """
         try:
             spec = decide(change_spec(self.original, change)).spec
         except (SpecError, InfeasibleError):

@@ -135,7 +135,10 @@ def _try_slots(
 
 
 def _max_redundant_in_memory(size: _SizeTrials, all_redundant: Sequence[int], requests: int) -> int:
-    """Return the largest of `all_redundant` that fits into memory beside one request; if none fits, the smallest."""
+    """Return the largest of `all_redundant` that fits into memory beside one request.
+
+    Return the smallest if none fits.
+    """
     fewest = size.trial(all_redundant[0], requests).memory
     more_slots = max(-fewest.missing_bytes, 0) // fewest.weights.slot  # an upper bound: buffers grow with slots too
     bounded = all_redundant[: 1 + more_slots]
@@ -177,7 +180,10 @@ def _coverage_failure(spec: ResolvedSpec, ep_size: int, slots: int) -> str | Non
 
 
 def _engine_refusal(trial: Trial) -> str | None:
-    """Return the reason why the engine cannot run the trial's sizes; None if it can, or if the spec wrote them all."""
+    """Return the reason why the engine cannot run the trial's sizes.
+
+    Return None if the engine can run them, or if the spec wrote all of them.
+    """
     phase, written = trial.layout.phase, trial.spec.written
     is_left = any(f"{phase}.{field}" in trial.spec.document.autos for field in SIZES)
     if not is_left or runs_layout(trial.spec, phase):
@@ -188,10 +194,10 @@ def _engine_refusal(trial: Trial) -> str | None:
 def _find_most_requests(
     size: _SizeTrials, redundant: int, balance: Balance, least: int
 ) -> AcceptedLayout | RejectedLayout:
-    """Return the layout with the most requests, from `least` on, that memory and SLO allow; else its rejection.
+    """Return the layout with the most requests that memory and SLO allow, at least `least`.
 
-    Buffers grow with requests and take memory from KV. So the first guess is the number of requests whose KV fits
-    beside the buffers for the most requests to try.
+    Return the rejection if even `least` requests are too many. Buffers grow with requests and take memory from KV. So
+    the first guess is the number of requests whose KV fits beside the buffers for the most requests to try.
     """
     most = _request_range(size.spec, size.phase)[1]
     judged = cache(lambda requests: _judge(size, redundant, requests, balance))
