@@ -92,14 +92,17 @@ class TrafficSpec(Section):
         return max(max(each) for each in (self.profile or [1.0], *(other.profile for other in self.other_days)))
 
     def profile_on(self, day: str | None) -> list[float] | None:
-        """Return the profile of `day` (a date or weekday; None: an ordinary day); None if demand is constant."""
+        """Return the profile of `day`; None if demand is constant on that day.
+
+        `day` is a date or a weekday, or None for an ordinary day.
+        """
         index = None if day is None else entry_of(day, [each.days for each in self.other_days])
         return self.profile if index is None else self.other_days[index].profile
 
     def day_scale(self, day: str | None) -> float:
-        """Return the ratio of the tokens of `day` to those of an ordinary day.
+        """Return the tokens of `day` over the tokens of an ordinary day.
 
-        `day` is a date, a weekday, or None: ordinary.
+        `day` is a date or a weekday, or None for an ordinary day.
         """
         profile, own = self.profile or [1.0], self.profile_on(day) or [1.0]
         return fsum(own) / len(own) / (fsum(profile) / len(profile))

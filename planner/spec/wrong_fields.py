@@ -165,7 +165,10 @@ def _out_of_bounds(path: str, value: Any, limits: Mapping[str, Any]) -> tuple[st
 
 
 def _convert_value(kind: str, value: Any) -> Any:
-    """Return `value` in the form that the field takes: with quotes, without quotes, or as a list; None if unclear."""
+    """Return `value` in the form that the field takes: with quotes, without quotes, or as a list.
+
+    Return None if it is unclear how to convert the value.
+    """
     if kind == "list_type":
         return [value] if isinstance(value, str | int | float) else None
     if kind == "string_type":
