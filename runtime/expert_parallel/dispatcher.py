@@ -211,7 +211,7 @@ class PlainRows:
 
 
 class TokenDispatcher(Protocol):
-    """The interface of all dispatchers: local, all-to-all, by node, masked, in shared memory, DeepEP's."""
+    """The interface of all dispatchers: the local one, all-to-all, by node, masked, in shared memory, and DeepEP's."""
 
     traffic: Traffic
     weights_applied: WeightsApplied

@@ -73,8 +73,8 @@ class NodeDispatcher(AllToAllDispatcher):
     def _sizes_by_relay(self, pairs_WM: Tensor, to_relay_W: Tensor, rows_W: Tensor) -> Tensor:
         """Return the numbers to send to each rank, one line per rank, [W, X].
 
-        A rank's line has, in order: the number of pairs for each of its slots; of rows that it relays; of rows for the
-        rank itself; of rows to pass on to each rank of its node.
+        A rank's line has four parts: the number of pairs for each of its slots; the number of rows that it relays; the
+        number of rows for the rank itself; the number of rows to pass on to each rank of its node.
         """
         no_rows = rows_W.new_zeros(1)
         passed_on_WX = torch.cat((rows_W, no_rows))[self._passed_on_WX]

@@ -28,8 +28,9 @@ TOKEN_BITS = 63  # fits in one integer of a message
 def common_memory(group: Group, num_bytes: int) -> Tensor | None:
     """Return `num_bytes` zero bytes that all ranks share; None on every rank if one of them cannot have them.
 
-    A collective. A rank cannot have them if it does not see the first rank's process (in another container), or if the
-    first rank gets no such file because the system is not Linux, forbids it, or allows none of this size.
+    A collective. A rank cannot have them if it does not see the first rank's process, because that is in another
+    container. No rank can if the first rank gets no such file: the system is not Linux, forbids it, or allows none of
+    this size.
     """
     token = secrets.randbits(TOKEN_BITS)
     made = _create_file(token, num_bytes) if group.rank == 0 else -1
