@@ -217,10 +217,11 @@ class GenerationBody(Body):
 
 
 class CompletionBody(GenerationBody, kw_only=True):
-    """`prompt` is a text, texts, token ids, or lists of token ids; several prompts give several choices.
+    """A body of /v1/completions.
 
-    `logprobs` is how many of the likeliest tokens to report for each token, besides its own logprob. `best_of` must be
-    equal to `n`.
+    `prompt` is a text, a list of texts, a list of token ids, or a list of such lists. Several prompts give several
+    choices. `logprobs` is how many of the likeliest tokens to report for each token, besides its own logprob. `best_of`
+    must be equal to `n`.
     """
 
     neutral: ClassVar[Neutral] = NEUTRAL | {

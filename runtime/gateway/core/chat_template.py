@@ -175,7 +175,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _product_size(left: Any, right: Any) -> int:
-    """Return the size of a product: items, for a text or list times a number; about its bits, for two numbers."""
+    """Return the size of a product: for a text or list times a number its items, for two numbers about its bits."""
     for one, times in ((left, right), (right, left)):
         if isinstance(one, Sized) and isinstance(times, int):
             return len(one) * times

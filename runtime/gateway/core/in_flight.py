@@ -34,8 +34,8 @@ class InFlightRequest:
 
     `deliver` gets its tokens in the order in which the model made them, or its failure.
 
-    The request fails if a rank sends a token id outside the vocabulary of `num_token_ids`, a token twice, more tokens
-    than were requested, logprobs that were not requested, or a prefix hit that is longer than the prompt.
+    The request fails if a rank sends wrong messages: a token id outside the vocabulary of `num_token_ids`, a token
+    twice, more tokens than requested, logprobs that were not requested, or a prefix hit longer than the prompt.
     """
 
     def __init__(
