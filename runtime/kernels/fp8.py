@@ -44,7 +44,8 @@ MIN_MAGNITUDE = 1e-4  # a block of zeros needs a scale too
 class Quantised:
     """An FP8 tensor: `codes` [R, D] and FP32 `scales`.
 
-    Rows have a scale for each group, [R, ceil(D / 128)]; a matrix one for each block, [ceil(R / 128), ceil(D / 128)].
+    Rows have a scale for each group of channels, [R, ceil(D / 128)]. A matrix has a scale for each block, [ceil(R /
+    128), ceil(D / 128)].
     """
 
     codes: Tensor

@@ -104,8 +104,8 @@ class Ops:
     def rotate(self, x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
         """Rotate pairs of numbers in place.
 
-        The pairs are `neighbours`, (x[0], x[1]), (x[2], x[3]), ..., as in DeepSeek's checkpoints, or take one number
-        from each half, (x[0], x[P / 2]), (x[1], x[P / 2 + 1]), ...
+        With `neighbours` the pairs are (x[0], x[1]), (x[2], x[3]), ..., as in DeepSeek's checkpoints. Otherwise a pair
+        takes one number from each half: (x[0], x[P / 2]), (x[1], x[P / 2 + 1]), ...
 
         `x` has tokens [T, P] or their heads [T, H, P]; cos and sin are [T, P / 2] in FP32. Each pair is multiplied as a
         complex number by cos + i sin, in one pass over memory instead of six.

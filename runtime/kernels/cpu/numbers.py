@@ -137,9 +137,10 @@ def _pointer(typing: Any, address: Any) -> Any:
 
 @numba.njit(**OPTIONS)  # type: ignore[untyped-decorator]
 def exp(x: Any) -> Any:
-    """Return e^x = 2^n e^r with |r| <= ln 2 / 2, whose series ends at r^6 / 720; off by less than 1e-6 of itself.
+    """Return e^x, with a relative error below 1e-6.
 
-    Results beyond FP32's normal numbers become the smallest or the largest of them. NaN stays NaN.
+    The formula is 2^n e^r with |r| <= ln 2 / 2, and the series of e^r ends at r^6 / 720. Results beyond FP32's normal
+    numbers become the smallest or the largest of them. NaN stays NaN.
     """
     x = MIN_LOG if x < MIN_LOG else x
     x = LARGEST_LOG if x > LARGEST_LOG else x
