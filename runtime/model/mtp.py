@@ -59,7 +59,7 @@ class MultiTokenPrediction(nn.Module):
     def forward(
         self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], hidden_TD: Tensor, pages: LayerPages
     ) -> Tensor:
-        """Return the logits of the tokens after next, [T, vocab] in FP32; a collective of the unit, so T may be 0.
+        """Return the logits of the tokens after next, [T, vocab] in FP32. A collective of the unit, so T may be 0.
 
         `hidden_TD` are the main model's hidden states at some positions. At these positions the chunks have the tokens
         that follow. The latents of earlier positions are in `pages`.
