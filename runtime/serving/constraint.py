@@ -99,7 +99,10 @@ def _digest(file: Path) -> str | None:
 
 
 def _end_of_text(checkpoint: Path) -> int | None:
-    """Return the first token id in a checkpoint that ends a text, as the gateway finds it; None if there is none."""
+    """Return the id of the checkpoint's first token that ends a text, found as the gateway finds it.
+
+    Return None if there is no such token.
+    """
     for path in (checkpoint / "generation_config.json", checkpoint / "config.json"):
         ids = read_json(path).get("eos_token_id") if path.exists() else None
         if ids is not None:

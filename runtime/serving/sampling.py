@@ -80,7 +80,10 @@ def logprobs(logits_V: Tensor, token_id: int, sampling: Sampling) -> Logprobs | 
 
 
 def finish_reason(token_id: int, num_generated: int, sampling: Sampling) -> FinishReason | None:
-    """Return "stop" or "length" if the request ends with this token, its `num_generated`-th; None if it goes on."""
+    """Return "stop" or "length" if the request ends with this token; None if it goes on.
+
+    The token is the request's `num_generated`-th.
+    """
     if token_id in sampling.stop_ids:
         return "stop"
     return "length" if num_generated >= sampling.max_tokens else None
@@ -104,7 +107,10 @@ def _add_bias(logits_V: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _forbid_early_stop(logits_V: Tensor, sampling: Sampling, num_generated: int) -> Tensor:
-    """Return the logits; while the text has fewer than `min_tokens`, with -inf for the tokens that would end it."""
+    """Return the logits.
+
+    While the text has fewer than `min_tokens` tokens, the tokens that would end it get -inf.
+    """
     if num_generated >= sampling.min_tokens:
         return logits_V
     stops = [token_id for token_id in sampling.stop_ids if 0 <= token_id < len(logits_V)]
