@@ -61,7 +61,10 @@ def _read_quota(folder: Path) -> float | None:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file; empty if there is none, as outside Linux or in a container that hides it."""
+    """Return the text of a file.
+
+    Return an empty text if there is no such file, as outside Linux or in a container that hides it.
+    """
     try:
         return path.read_text()
     except OSError:
