@@ -45,7 +45,10 @@ class Retries(urllib3.Retry):
     """
 
     def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
-        """Return the seconds to wait that the server asks for, at most `LONGEST_PAUSE_S`; None if it asks for none."""
+        """Return the seconds to wait that the server asks for, at most `LONGEST_PAUSE_S`.
+
+        Return None if the server asks for none.
+        """
         asked = super().get_retry_after(response)
         return None if asked is None else min(asked, LONGEST_PAUSE_S)
 
@@ -220,7 +223,10 @@ def _settings() -> Configuration:
 
 
 def _parse_date(written: str | None, otherwise: float) -> float:
-    """Return the time in an answer's Date header (RFC 9110, 6.6.1), in seconds since 1970; `otherwise` without one."""
+    """Return the time in an answer's Date header (RFC 9110, 6.6.1), in seconds since 1970.
+
+    Return `otherwise` if the header is missing or no date.
+    """
     try:
         return parsedate_to_datetime(written or "").timestamp()
     except ValueError:

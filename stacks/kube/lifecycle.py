@@ -202,9 +202,9 @@ def read(api: Api, manifest: Manifest) -> FoundObject | None:
 def delete(api: Api, manifest: Manifest, patience: Patience, kept_uids: Collection[str] = ()) -> None:
     """Delete the object made from `manifest`, with all that it owns, and wait until it is gone. It may be gone already.
 
-    Three kinds of objects are kept: an object whose uid is in `kept_uids`; another owner's object of the same name; and
-    a launch file that a pod still mounts, because a unit that has not restarted yet needs it (the controller deletes it
-    later).
+    Three kinds of objects are kept. One is an object whose uid is in `kept_uids`, one another owner's object of the
+    same name. The third is a launch file that a pod still mounts: a unit that has not restarted yet needs it, and the
+    controller deletes it later.
 
     Raises SharedError for a namespace that other plans use.
     """

@@ -35,8 +35,8 @@ def is_withheld(before: Manifest | None, live: Manifest) -> bool:
 def missing(live: Manifest) -> str | None:
     """Return what `live` still lacks to be ready, such as `1 of 2 groups ready`; None if it is ready.
 
-    A TidemillDeployment counts as ready once it exists. Its own condition describes its units, which may take hours to
-    change; awaiting it would keep the controller that changes them from being updated.
+    A TidemillDeployment counts as ready once it exists. The condition in its status describes its units, which may take
+    hours to change. Waiting for that would delay the update of the controller that changes them.
     """
     if _kind(live) == (names.DOMAIN, names.DEPLOYMENT_KIND):
         return None
