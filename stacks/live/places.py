@@ -22,7 +22,10 @@ class StandIn:
 
 
 def stand_ins(planned: Sequence[str], spares: Sequence[str], found: Sequence[Manifest]) -> tuple[StandIn, ...]:
-    """Return which spares a unit's pods run on, and in place of which nodes; none while any pod has no node yet."""
+    """Return which spares a unit's pods run on, and which planned node each spare replaces.
+
+    Return none while any pod has no node yet.
+    """
     used = _nodes_used(found)
     if len(used) < len(planned):
         return ()

@@ -234,5 +234,8 @@ def _cluster_changes(arguments: argparse.Namespace) -> None:
 
 
 def _bracket(reason: str | None) -> str:
-    """Return a reason in brackets, escaped, since it may be a process's own words; empty if there is none."""
+    """Return a reason in brackets; an empty text without a reason.
+
+    The reason is escaped, since it may be a process's own words.
+    """
     return f" ({printable(reason)})" if reason else ""
