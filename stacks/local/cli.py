@@ -158,7 +158,10 @@ def _is_coming_up(part: UnitRecord | GatewayRecord) -> bool:
 
 
 def _starts_in_s(record: Record, part: UnitRecord | GatewayRecord) -> float | None:
-    """Return the seconds until a unit or gateway is restarted; None if it is not down, or if that is not known."""
+    """Return the seconds until a unit or gateway is restarted.
+
+    Return None if it is not down, or if the time of its restart is not known.
+    """
     if part.starts_at is None or record.is_stopping or record.failure is not None or part.state == "unknown":
         return None
     return max(0.0, part.starts_at - time.monotonic())

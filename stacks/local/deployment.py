@@ -258,7 +258,7 @@ def _first_record(plan: Plan, layout: Layout, keys: Path | None, day: DayRecord 
 
 
 def promised_ms(plan: Plan) -> tuple[float | None, float | None]:
-    """Return the mean TTFT and TPOT that the plan promises, in milliseconds; None for one that it does not promise."""
+    """Return the mean TTFT and the mean TPOT that the plan promises, in milliseconds; None for a missing promise."""
     slo = plan.spec.slo
     return slo.ttft_ms, slo.tpot_ms
 

@@ -32,9 +32,10 @@ READABLE_NAME = re.compile(r"[a-z0-9-]+")
 
 
 def find_deployment(given: Path | None, overlays: Sequence[Path] = ()) -> RunFolder | None:
-    """Return the running deployment of the spec, plan or name `given`; if it is None, the only one that runs.
+    """Return the running deployment of the spec, plan or name `given`.
 
-    Return None if no such deployment runs. Raises LocalError if there are several.
+    If `given` is None, return the only deployment that runs. Return None if there is no such deployment. Raises
+    LocalError if there are several.
     """
     found = find_all(given, overlays)
     if len(found) > 1:
@@ -160,7 +161,10 @@ def _state_root() -> Path:
 
 
 def _read_start_folder(folder: RunFolder) -> str | None:
-    """Return the folder in which `up` was called; None if the deployment's record does not say, or is unreadable."""
+    """Return the folder in which `up` was called.
+
+    Return None if the deployment's record does not name a folder, or is unreadable.
+    """
     try:
         record = folder.read()
     except LocalError:

@@ -147,18 +147,20 @@ def process_state(pid: int) -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process began, in clock ticks since boot (proc(5), `starttime`); None if it is gone.
+    """Return when a process began, in clock ticks since boot (proc(5), `starttime`).
 
-    The kernel reuses process ids, but not within a tick, so id and ticks together identify a process.
+    Return None if the process is gone. The kernel reuses process ids, but not within a tick, so id and ticks together
+    identify a process.
     """
     fields = _stat(pid)
     return int(fields[STARTTIME]) if fields else None
 
 
 def exit_status(child: int) -> int | None:
-    """Return the exit status of a child that is ending, negative for a signal; None if it has not ended shortly after.
+    """Return the exit status of a child that is ending; it is negative for a signal.
 
-    The child is not reaped, so its process id is not reused.
+    Return None if the child has not ended shortly after the call. The child is not reaped, so its process id is not
+    reused.
     """
     deadline = time.monotonic() + GONE_WITHIN_S
     while (ended := _wait_status(child)) is None:

@@ -98,10 +98,11 @@ class RunFolder:
             path.chmod(0o700)
 
     def read(self) -> Record | None:
-        """Return the record, corrected if it is out of date; None if there is none, or if another supervisor wrote it.
+        """Return the record, corrected if it is out of date.
 
-        If the supervisor was killed, the returned record says that everything has ended, since the kernel ends the
-        supervisor's processes too. Raises LocalError if the file is no record.
+        Return None if there is no record, or if another supervisor wrote it. If the supervisor was killed, the returned
+        record says that everything has ended, since the kernel ends the supervisor's processes too. Raises LocalError
+        if the file is no record.
         """
         record = self._read_settled()
         if record is None:
@@ -134,10 +135,11 @@ class RunFolder:
                 self.write(replace(record.with_all("ended"), is_stopping=True, failure=None))
 
     def _read_settled(self) -> Record | None:
-        """Return the record as the file has it; None if the file is missing, or if another supervisor wrote it.
+        """Return the record as the file has it.
 
-        The supervisor may end between reading the record and checking that it lives, so if it is gone the
-        record is read again. Raises LocalError if the file is no record.
+        Return None if the file is missing, or if another supervisor wrote it. The supervisor may end between reading
+        the record and checking that it lives, so if it is gone the record is read again. Raises LocalError if the file
+        is no record.
         """
         record = self._parse_record()
         return self._parse_record() if record is not None and _was_cut_off(record) else record
