@@ -113,7 +113,10 @@ def _object_set_changes(
 
 
 def _frozen_changes(api: Api | None, manifest: Manifest, changed: list[Difference]) -> list[Difference]:
-    """Return the changes to immutable fields; none if there is no `api` to ask, or if some value is not known yet."""
+    """Return the changes to immutable fields.
+
+    Return none if there is no `api` to ask, or if some value is not known yet.
+    """
     return lifecycle.find_frozen_changes(api, manifest, changed) if api and not has_unknown(manifest) else []
 
 
