@@ -97,10 +97,10 @@ def require_speeds(spec: ResolvedSpec, plan: Compiled) -> None:
 def plan_variant(
     spec: ResolvedSpec, variant: Variant, on_progress: Callable[[float], None], failed: list[Finding]
 ) -> Compiled | None:
-    """Return the plan of a variant's `spec`; None if it cannot be planned, or if a speed is not known.
+    """Return the plan of a variant's `spec`.
 
-    In that case the errors, with the variant's name, are added to `failed`. Raises InfeasibleError if the variant is
-    the spec as written.
+    Return None if the spec cannot be planned, or if a speed is not known. The errors, with the variant's name, are then
+    added to `failed`. Raises InfeasibleError if the variant is the spec as written.
     """
     on_progress(0.0)
     try:

@@ -70,7 +70,10 @@ def find_outages(plan: Compiled, failures: Sequence[Failure]) -> tuple[Outage, .
 
 
 def _take_spare(spares: list[str], plan: Compiled, unit: Unit) -> str | None:
-    """Remove the first of `spares` that can replace a node of `unit`, and return it; None if none is left."""
+    """Remove the first of `spares` that can replace a node of `unit`, and return it.
+
+    Return None if no such spare is left.
+    """
     fitting = spares_with(plan.spec.cluster, plan.spec.gpu_name(unit.phase), plan.spec.kubernetes.tolerations)
     spare = next((each for each in spares if each in fitting), None)
     if spare is not None:
