@@ -132,12 +132,20 @@ class SpecField(Part):
     values: tuple[str, str] | None  # old and new; None for lists and for names of Secrets
 
 
+class Sides(Part):
+    """Figures of both plans: name -> row of the plan's report."""
+
+    before: dict[str, Row]
+    after: dict[str, Row]
+
+
 class Yardsticks(Part):
-    """The yardsticks that the change moves, and the new plan's figures under the old ones."""
+    """The yardsticks that the change moves, and both plans' figures under the old ones."""
 
     moved: tuple[SpecField, ...]
-    performance: dict[Phase, dict[str, Row]]  # name -> row of the new plan's report; empty if unknown
-    cost: dict[str, Row]
+    counts: bool  # whether the change is judged by the old ones too; False where expert loads are all that changes
+    performance: dict[Phase, Sides]  # empty if unknown
+    cost: Sides
     promises: dict[str, Promise | None]  # latency -> the stricter promise and its prediction; None if not predicted
     unknown: str  # why nobody knows these figures; empty if they are known
 
@@ -149,13 +157,6 @@ class DecisionSides(Part):
     before: int
     after: int
     why: str
-
-
-class Sides(Part):
-    """Figures of both plans: name -> row of the plan's report."""
-
-    before: dict[str, Row]
-    after: dict[str, Row]
 
 
 class DayCost(Part):

@@ -5,7 +5,7 @@ what the objects that would be applied change.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from planner.diff.change import (
     Change,
@@ -26,7 +26,8 @@ from planner.diff.former import compare_loads
 from planner.diff.hours import Hour, cut_hours
 from planner.diff.pods import compare_pods
 from planner.diff.rollout import find_shortages, judge_rollouts, may_take_turns, rollout_assumptions, worst_rollout
-from planner.diff.yardsticks import NOTHING_MOVED, Remeasured, find_moved
+from planner.diff.wording import COSTS, SPEEDS
+from planner.diff.yardsticks import Remeasured, measure_by_former
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
 from planner.plan.row import Row
@@ -37,31 +38,8 @@ from planner.search.decision import DEFAULT, FIELDS
 NUMBERS = re.compile(r"[\d.,:%\s-]+")
 NO_FIGURES = "a rendered folder keeps none"
 IF_ALL_ARE_ON = "usd_per_day_if_all_are_on"
-COSTS = (
-    "usd_per_day",
-    IF_ALL_ARE_ON,
-    "usd_per_million_output_tokens",
-    "usd_per_million_input_tokens",
-    "revenue_usd_per_day",
-    "margin",
-    "answered_share",
-    "mean_nodes",
-)
 TRAFFIC = "tokens_per_day"
-LOADS = ("highest_load_of_most", "hours_beyond")
-SPEEDS = (
-    "tokens_per_s_per_gpu",
-    "tokens_per_s_per_unit",
-    "operating_point.utilisation",
-    "operating_point.requests",
-    "ttft_ms",
-    "slo.ttft_ms.promised",
-    "ttft_promise",
-    "tpot_ms",
-    "slo.tpot_ms.promised",
-    "tpot_promise",
-    "not_predicted",
-)
+UNSHOWN = ("tokens_per_s_per_unit", "not_predicted", "hours_beyond")  # figures of a phase that have no line
 
 
 def compare_plans(
@@ -71,7 +49,7 @@ def compare_plans(
     files: Mapping[str, str] | None = None,
     no_figures: str = "",
     judged: Plan | None = None,
-    remeasured: Remeasured = NOTHING_MOVED,
+    remeasured: Remeasured | None = None,
     added: Sequence[str] = (),
 ) -> Change:
     """Return the effects of changing from the plan `before` to the plan `after`.
@@ -79,15 +57,18 @@ def compare_plans(
     `notes` say how the plans were obtained. `files` are the manifests of `after`, if these are rendered already.
     `no_figures` says why `before` has no figures, if not because it is from a rendered folder, which keeps none.
     `judged` is `before` with its figures for the expert loads of `after`, as `former.py` makes it. `remeasured` is
-    `after` under the yardsticks of `before`, as `yardsticks.py` makes it. `added` names what else
-    changes in pod templates.
+    `after` under the yardsticks of `before`, as `yardsticks.py` makes it; without it these figures are unknown. `added`
+    names what else changes in pod templates.
 
     Raises InfeasibleError if an engine cannot run its plan, because there are no pods to compare then.
     """
     units = compare_pods(before, after, files, added)
     loads = compare_loads(before, after, is_judged=judged is not None and judged is not before)
+    remeasured = remeasured or measure_by_former(before, after)
+    yardsticks = _yardsticks(before, remeasured)
+    by_former = (before, remeasured.plan) if remeasured.plan and remeasured.counts else None
     before = judged or before
-    hours = cut_hours(before, after, remeasured.plan)
+    hours = cut_hours(before, after, by_former)
     ways = judge_rollouts(before, after, units, hours)
     worst = worst_rollout(ways)
     return Change(
@@ -102,7 +83,7 @@ def compare_plans(
         may_take_turns=may_take_turns(after),
         compared=tuple(notes),
         loads=loads,
-        yardsticks=_yardsticks(before, after, remeasured),
+        yardsticks=yardsticks,
         clients=tuple(find_client_fields(before, after)),
         decided=tuple(_decisions(before, after)),
         units=units,
@@ -110,11 +91,8 @@ def compare_plans(
         weights=estimate_weight_reads(after, units),
         nodes=_nodes(before, after),
         schedule=_schedule(before, after),
-        performance={
-            phase: Sides(before=_performance(before, phase), after=_performance(after, phase))
-            for phase in _phases(before, after)
-        },
-        cost=Sides(before=_cost(before), after=_cost(after)),
+        performance=_compare_performance(before, after),
+        cost=_compare_cost(before, after),
         cost_of_other_days=tuple(_cost_of_days(before, after, remeasured.plan, hours)),
         failures={phase: _failures(before, after, phase) for phase in _phases(before, after)},
         warnings=_warnings(before, after),
@@ -129,14 +107,15 @@ def _explain_unknown(before: Plan, after: Plan, no_figures: str) -> Iterator[str
             yield f"figures {word} the change are unknown: {why}"
 
 
-def _yardsticks(before: Plan, after: Plan, remeasured: Remeasured) -> Yardsticks | None:
-    moved, plan = tuple(find_moved(before, after)), remeasured.plan
-    if not moved:
+def _yardsticks(before: Plan, remeasured: Remeasured) -> Yardsticks | None:
+    plan = remeasured.plan
+    if not remeasured.moved:
         return None
     return Yardsticks(
-        moved=moved,
-        performance={phase: _performance(plan, phase) for phase in plan.phases} if plan else {},
-        cost=_cost(plan) if plan else {},
+        moved=remeasured.moved,
+        counts=remeasured.counts,
+        performance=_compare_performance(before, plan) if plan else {},
+        cost=_compare_cost(before, plan) if plan else Sides(before={}, after={}),
         promises=plan.promises if plan else {},
         unknown=remeasured.unknown,
     )
@@ -191,13 +170,21 @@ def _states(plan: Plan) -> tuple[State, ...]:
     )
 
 
+def _compare_performance(before: Plan, after: Plan) -> dict[Phase, Sides]:
+    return {
+        phase: Sides(before=_performance(before, phase), after=_performance(after, phase))
+        for phase in _phases(before, after)
+    }
+
+
+def _compare_cost(before: Plan, after: Plan) -> Sides:
+    return Sides(before=_cost(before), after=_cost(after))
+
+
 def _performance(plan: Plan, phase: Phase) -> dict[str, Row]:
     """Return the figures to compare of a phase's speed and of its load: name -> row."""
-    return (
-        _traffic(plan, phase)
-        | _figures(plan, f"performance.{phase}", SPEEDS)
-        | _figures(plan, f"demand.{phase}", LOADS)
-    )
+    sections, names = (f"performance.{phase}", f"demand.{phase}"), (*SPEEDS, *UNSHOWN)
+    return _traffic(plan, phase) | _figures(plan, sections, names)
 
 
 def _traffic(plan: Plan, phase: Phase) -> dict[str, Row]:
@@ -209,7 +196,7 @@ def _traffic(plan: Plan, phase: Phase) -> dict[str, Row]:
 
 def _cost(plan: Plan) -> dict[str, Row]:
     """Return the figures to compare of a day's cost: name -> row. The cost of all units on only if they stay on."""
-    found = _figures(plan, "cost", COSTS)
+    found = _figures(plan, ["cost"], COSTS)
     return {name: row for name, row in found.items() if name != IF_ALL_ARE_ON or _stays_on(plan)}
 
 
@@ -219,9 +206,10 @@ def _cost_of_days(before: Plan, after: Plan, by_former: Plan | None, hours: Sequ
         yield DayCost(days=day.names, before=usd[0], after=usd[1], after_by_former=usd[2])
 
 
-def _figures(plan: Plan, section: str, names: Sequence[str]) -> dict[str, Row]:
+def _figures(plan: Plan, sections: Sequence[str], names: Iterable[str]) -> dict[str, Row]:
     report = Report(plan.report or ())
-    return {name: row for name in names if (row := report.find(section, name)) is not None}
+    rows = ((name, report.find(section, name)) for section in sections for name in names)
+    return {name: row for name, row in rows if row is not None}
 
 
 def _failures(before: Plan, after: Plan, phase: Phase) -> LossSides:

@@ -32,16 +32,26 @@ def judge_former(former: Plan, found: Compiled | Plan) -> Plan:
     """
     if not isinstance(found, Compiled) or former.model != ModelShape.model_validate(found.resolved.model):
         return former
-    if former.report is not None and _has_met(former, found.resolved):
+    if former.report is not None and identify_loads(former) == identify_loads(found.resolved):
         return former
     try:
         spec = _with_loads(former, found.resolved)
-        choice = Choice(spec, spec, former.decisions, None)
-        again = Compiled(spec.document, former, found.calibration, keeps_maps=True, known=spec, choice=choice)
-        judged = again.deployed_with_demand if former.report is None else again.plan
+        return compile_again(former, Choice(spec, spec, former.decisions, None), found, former.report is not None)
     except (SpecError, InfeasibleError, Unknown):
         return former
-    return judged if judged.digest == former.digest else former
+
+
+def compile_again(plan: Plan, choice: Choice, found: Compiled, has_figures: bool) -> Plan:
+    """Return a plan with its own nodes and maps, compiled again under what the spec of `choice` says.
+
+    It gets all figures, or those of its demand alone. Raises Unknown if something else would be deployed.
+    """
+    spec = choice.spec
+    again = Compiled(spec.document, plan, found.calibration, keeps_maps=True, known=spec, choice=choice)
+    made = again.plan if has_figures else again.deployed_with_demand
+    if made.digest != plan.digest:
+        raise Unknown
+    return made
 
 
 def compare_loads(before: Plan, after: Plan, *, is_judged: bool) -> LoadSides | None:
@@ -49,17 +59,13 @@ def compare_loads(before: Plan, after: Plan, *, is_judged: bool) -> LoadSides | 
 
     `is_judged` says whether the former plan's figures are for the loads of `after`.
     """
-    old, new = (_identify(each) for each in (before, after))
+    old, new = (identify_loads(each) for each in (before, after))
     if None in (old, new) or old == new:
         return None
     return LoadSides(before=_name(before), after=_name(after), figures_before="after" if is_judged else "before")
 
 
-def _has_met(former: Plan, spec: ResolvedSpec) -> bool:
-    return _identify(former) == _identify(spec)
-
-
-def _identify(made: Plan | ResolvedSpec) -> tuple[object, ...] | None:
+def identify_loads(made: Plan | ResolvedSpec) -> tuple[object, ...] | None:
     """Return what tells loads from others; None for measured ones of a rendered folder, which keeps no digest."""
     loads = (made.spec if isinstance(made, Plan) else made.written).expert_load
     if loads.file is None:
@@ -77,14 +83,11 @@ def _name(plan: Plan) -> str:
 def _with_loads(former: Plan, spec: ResolvedSpec) -> ResolvedSpec:
     """Return the former plan's spec with the expert loads of `spec`. Files that it names are read from beside `spec`.
 
-    Raises Unknown if such a file, other than the loads, has changed since the former plan was made.
+    Raises Unknown if such a file has changed since the former plan was made.
     """
-    data = {key: value for key, value in former.written.items() if key != SECTION}
-    if SECTION in spec.document.data:
-        data[SECTION] = spec.document.data[SECTION]
-    document = replace(spec.document, data=data, keys={}, values={}, autos=frozenset(), file_names={})
-    found = resolve(document)
-    loads = found.written.expert_load.file
-    if any(former.inputs.get(name) != digest for name, digest in found.inputs.items() if name != loads):
+    own = {key: value for key, value in former.written.get(SECTION, {}).items() if key != "file"}
+    data = former.written | {SECTION: own}
+    found = resolve(replace(spec.document, data=data, keys={}, values={}, autos=frozenset(), file_names={}))
+    if any(former.inputs.get(name) != digest for name, digest in found.inputs.items()):
         raise Unknown
-    return found
+    return replace(found, measured_loads=spec.expert_loads)

@@ -15,7 +15,7 @@ its clocks and the other does not, there are several shifts in a year. Then the 
 that is on by one of them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
@@ -57,6 +57,7 @@ class Load:
     asked: float | None  # tokens/s; None if neither spec says
     rate_before: float | None  # tokens/s of a unit; None if unknown
     rate_after: float | None
+    former_rate: float | None  # of the old plan, if it is more by the former yardsticks
     is_predicted: bool = True  # whether the new plan has figures at all; a rendered folder has none
 
     @property
@@ -77,7 +78,7 @@ class Load:
             return self.before > 0 and self.asked != 0.0
         return (
             self.is_rate_lost
-            or (self.missed or 0.0) > (self._missed_by(self.before, self.rate_before) or 0.0) + LEAST_SHARE
+            or (self.missed or 0.0) > (self._missed_by(self.before, self.former_rate) or 0.0) + LEAST_SHARE
         )
 
     @property
@@ -117,16 +118,20 @@ class Hour:
     loads: Mapping[Phase, Load]  # the phases of both plans
 
 
-def cut_hours(before: Plan, after: Plan, at_former: Plan | None = None) -> tuple[Hour, ...]:
+def cut_hours(before: Plan, after: Plan, by_former: tuple[Plan, Plan] | None = None) -> tuple[Hour, ...]:
     """Return the hours of all kinds of day.
 
-    `at_former` is `after` with its figures under the yardsticks of `before`: the lower rate of a unit counts.
+    `by_former` are both plans with their figures under the yardsticks of `before`: of the old one the higher rate of a
+    unit counts to tell what got worse, and of the new one the lower.
     """
     phases = tuple(dict.fromkeys([*before.phases, *after.phases]))
-    old_rates, new_rates = _unit_rates(phases, before), _unit_rates(phases, after, at_former)
+    old_former, new_former = by_former or (before, after)
+    old_rates, former_rates = _unit_rates(phases, [before]), _unit_rates(phases, [before, old_former], max)
+    new_rates = _unit_rates(phases, [after, new_former])
     hits, share = hit_rate(before), share_of_hits(before, after)
-    if "prefill" in old_rates:
-        old_rates["prefill"] *= (1 - hits * share) / (1 - hits)  # its own cache has the rest
+    for rates in (old_rates, former_rates):
+        if "prefill" in rates:
+            rates["prefill"] *= (1 - hits * share) / (1 - hits)  # its own cache has the rest
     shifts, found = _clock_shifts(before, after), []
     for day in _list_days(before, after):
         was_on = [_shifted(running_units(before, day.name), each) for each in shifts]
@@ -146,6 +151,7 @@ def cut_hours(before: Plan, after: Plan, at_former: Plan | None = None) -> tuple
                     asked=max((each[phase] for each in demands), default=None),
                     rate_before=old_rates.get(phase),
                     rate_after=new_rates.get(phase),
+                    former_rate=former_rates.get(phase),
                     is_predicted=after.report is not None,
                 )
                 for phase in phases
@@ -230,10 +236,12 @@ def full_unit_rate(plan: Plan, phase: Phase) -> float | None:
     return next(found, None)
 
 
-def _unit_rates(phases: Iterable[Phase], *plans: Plan | None) -> dict[Phase, float]:
-    """Return phase -> the lowest of the plans' known rates of a unit."""
-    known = {phase: [rate for plan in plans if plan and (rate := full_unit_rate(plan, phase))] for phase in phases}
-    return {phase: min(rates) for phase, rates in known.items() if rates}
+def _unit_rates(
+    phases: Iterable[Phase], plans: Sequence[Plan], choose: Callable[[Iterable[float]], float] = min
+) -> dict[Phase, float]:
+    """Return phase -> the lowest of the plans' known rates of a unit, or the one to `choose`."""
+    known = {phase: [rate for plan in plans if (rate := full_unit_rate(plan, phase))] for phase in phases}
+    return {phase: choose(rates) for phase, rates in known.items() if rates}
 
 
 def _list_days(before: Plan, after: Plan) -> list[Day]:

@@ -12,6 +12,7 @@ from planner.diff.change import Change
 from planner.diff.diff import compare_plans
 from planner.diff.former import judge_former
 from planner.diff.yardsticks import Remeasured, measure_by_former
+from planner.facts.loads import Loads
 from planner.plan.plan import Plan
 
 
@@ -26,11 +27,21 @@ class Pair:
     remeasured: Remeasured  # `after` under the yardsticks of `before`
 
     @classmethod
-    def of(cls, before: Plan, found: Compiled | Plan, after: Plan | None = None, notes: Sequence[str] = ()) -> "Pair":
-        """Return what runs, `before`, and what was `found` for a spec; `after` is the plan of `found` unless given."""
+    def of(
+        cls,
+        before: Plan,
+        found: Compiled | Plan,
+        after: Plan | None = None,
+        notes: Sequence[str] = (),
+        loads: Loads | None = None,
+    ) -> "Pair":
+        """Return what runs, `before`, and what was `found` for a spec; `after` is the plan of `found` unless given.
+
+        `loads` are the measured expert loads that `before` was made for, if the caller has read them.
+        """
         if after is None:
             after = found if isinstance(found, Plan) else found.plan
-        return cls(before, after, tuple(notes), judge_former(before, found), measure_by_former(before, found))
+        return cls(before, after, tuple(notes), judge_former(before, found), measure_by_former(before, found, loads))
 
     def compare(
         self, files: Mapping[str, str] | None = None, no_figures: str = "", added: Sequence[str] = ()

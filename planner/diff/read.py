@@ -27,7 +27,7 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> Pair:
 
     Raises SpecError, CallError or InfeasibleError; CallError also for a spec compared with itself.
     """
-    notes = []
+    notes, loads = [], None
     before, given = read_input(old, overlays), read_input(new, overlays)
     if isinstance(before, ResolvedSpec) and old.exists() and new.exists() and old.samefile(new):
         raise _same_spec(old)
@@ -36,14 +36,14 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> Pair:
     if overlays and isinstance(before, ResolvedSpec) and isinstance(given, ResolvedSpec):
         notes.append(f"{BOTH_OVERLAID} {' and '.join(map(str, overlays))}: plan OLD first if it had others")
     if isinstance(before, ResolvedSpec):
-        before = run_passes(before).plan
+        loads, before = before.measured_loads, run_passes(before).plan
         notes.append(OLD_IS_PLANNED)
     found = given if isinstance(given, Plan) else run_passes(given, before)
     after = found if isinstance(found, Plan) else found.plan
     if after is not given:
         notes.append(NEW_IS_PLANNED)
     altered = [f"{path}: {ALTERED}" for path, plan in ((old, before), (new, after)) if _is_altered(path, plan)]
-    return Pair.of(before, found, notes=(*altered, *notes))
+    return Pair.of(before, found, notes=(*altered, *notes), loads=loads)
 
 
 def read_to_show(path: Path, previous: Path | None, overlays: Sequence[Path] = ()) -> tuple[Pair | None, Plan]:

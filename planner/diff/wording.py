@@ -26,6 +26,7 @@ from planner.diff.change import (
 )
 from planner.diff.hours import name_days
 from planner.diff.rollout import SEVERITY
+from planner.diff.yardsticks import LOADS
 from planner.facts import names
 from planner.facts.quantities import counted
 from planner.facts.terms import PHASES
@@ -71,7 +72,8 @@ SPEEDS = {
     "slo.tpot_ms.promised": "TPOT promised in ms",
     "tpot_promise": "TPOT promise",
 }
-UNDER_FORMER = (  # figures that conditions of `gitops check` are about
+UNDER_FORMER = (  # what maps make, and figures that conditions of `gitops check` are about
+    "tokens_per_s_per_gpu",
     "answered_share",
     "usd_per_day",
     "usd_per_day_if_all_are_on",
@@ -268,13 +270,15 @@ def _yardsticks(change: Change) -> Iterator[str]:
     moved = change.yardsticks
     if moved is None:
         return
-    yield f"moved: {_join_limited(_format_fields(moved.moved), MAX_CAUSES)}"
+    alone = "" if moved.counts else "; nothing else changes, so the verdict is for the new loads alone"
+    yield f"moved: {_join_limited(_format_fields(moved.moved), MAX_CAUSES)}{alone}"
     if moved.unknown:
         yield f"nobody knows the new plan's figures under the former ones: {moved.unknown}"
         return
-    sides = [(COSTS, "", change.cost.after, moved.cost)]
+    sides = [(COSTS, "", change.cost.after, moved.cost.after)]
     sides += [
-        (SPEEDS, f"{phase}'s ", change.performance[phase].after, each) for phase, each in moved.performance.items()
+        (SPEEDS, f"{phase}'s ", change.performance[phase].after, each.after)
+        for phase, each in moved.performance.items()
     ]
     figures = [
         f"{of}{names[name]} {_format_figure(again[name])}"
@@ -297,7 +301,10 @@ def _loads(change: Change) -> Iterator[str]:
         return
     yield f"{change.loads.before} -> {change.loads.after}"
     if change.loads.figures_before == "after":
-        yield "verdict and figures are for the new loads; those before are what the former maps make of them"
+        moved = change.yardsticks
+        is_for_both = moved and moved.counts and not moved.unknown and any(each.path == LOADS for each in moved.moved)
+        judged = "the verdict is for both, and figures are" if is_for_both else "verdict and figures are"
+        yield f"{judged} for the new loads; those before are what the former maps make of them"
     else:
         yield "figures before the change are for the former loads; nobody can tell what the former maps make of the new"
 

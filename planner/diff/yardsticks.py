@@ -7,19 +7,24 @@ request is shorter with lower limits, and less is hit in a smaller cache. So the
 the former sections in its spec, and each figure is judged twice. Of a promise the stricter one counts. What the former
 spec does not say stays as the new one says it.
 
-Measured expert loads are no yardstick: both plans are judged under the new ones (`former.py`). Nor is the seed of drawn
-ones, by which other experts are hot, but no fewer.
+Expert loads are a yardstick as well, for a file of even ones makes any plan fast. New maps are made for new loads, and
+do worse with the former ones. So a change of nothing else is not judged by those, but shows the figures. Nor does the
+seed of drawn loads count, by which other experts are hot, but no fewer.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.compiler import Compiled
 from planner.diff.change import SpecField
+from planner.diff.former import compile_again, identify_loads
 from planner.diff.hours import hit_rate, share_of_hits
+from planner.facts.loads import Loads
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
+from planner.plan.sections import ModelShape
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Unknown
 from planner.rules.check import change_spec
@@ -48,66 +53,69 @@ OTHERS = "with them something else would be deployed"
 
 @dataclass(frozen=True)
 class Remeasured:
-    """The new plan with its figures under the former yardsticks."""
+    """The yardsticks that a change moves, and the new plan with its figures under the former ones."""
 
-    plan: Plan | None = None  # None if the yardsticks are the same, or if nobody can tell
+    moved: tuple[SpecField, ...] = ()
+    plan: Plan | None = None  # None if nothing needs to be measured, or if nobody can tell
     unknown: str = ""  # why nobody can tell
+    counts: bool = True  # whether a change is judged by them; False where expert loads are all that changes
 
 
-NOTHING_MOVED = Remeasured()
+def measure_by_former(former: Plan, found: Compiled | Plan, known_loads: Loads | None = None) -> Remeasured:
+    """Return what the change moves, and the plan of `found` with its figures under the yardsticks of `former`.
 
-
-def measure_by_former(former: Plan, found: Compiled | Plan) -> Remeasured:
-    """Return the plan of `found` with its figures under the yardsticks of `former`.
-
-    Without figures of `former`, as in a rendered folder, the plan gets those of its demand alone.
+    Without figures of `former`, as in a rendered folder, the plan gets those of its demand alone. `known_loads` are the
+    measured expert loads that `former` was made for, if the caller has read them.
     """
     after = found if isinstance(found, Plan) else found.deployed_with_demand
-    if all(each.path == ZONE for each in find_moved(former, after)):
-        return NOTHING_MOVED
-    if isinstance(found, Plan):
-        return Remeasured(unknown=FINISHED)
-    if too_long := _explain_longer_requests(former, after):
-        return Remeasured(unknown=too_long)
-    has_same_gpu = former.spec.cluster.gpu == after.spec.cluster.gpu
-    described = {} if has_same_gpu else {GPU: former.written["cluster"]["gpu"]}
-    by_all = _measure(former, found, described)
-    # Other pods, or a layout that does not fit: it is another GPU, and not the same one described otherwise.
-    return _measure(former, found, {}) if described and by_all.plan is None else by_all
-
-
-def _measure(former: Plan, found: Compiled, described: dict[str, Any]) -> Remeasured:
-    """Return the plan of `found` under the former yardsticks, and with the GPU `described` so, if it is."""
-    deployed = found.deployed_with_demand
-    values = described | _former_sections(former, found.choice.spec, deployed)
-    above = tuple(f"{path}." for path in values)
-    others = tuple(
-        each for each in found.choice.decisions if not each.path.startswith(above)
-    )  # former ones are written
+    loads = None if isinstance(found, Plan) else _former_loads(former, found.choice.spec, known_loads)
+    of_loads = tuple(_moved_loads(former, found, after, loads))
+    moved = (*find_moved(former, after), *of_loads)
+    if all(each.path == ZONE for each in moved):
+        return Remeasured(moved)
+    counts = moved != of_loads or after.spec.expert_load.file is None or _others(former) != _others(after)
+    remeasured = Remeasured(moved, counts=counts)
     try:
-        spec = change_spec(found.choice.spec, values)
-        loads = spec.written.expert_load.file
-        if loads and LOADS in values and former.inputs.get(loads) != spec.inputs[loads]:
-            return Remeasured(unknown=f"{loads} is not the file that it was")
-        choice = replace(found.choice, spec=spec, decisions=others)
-        again = Compiled(spec.document, deployed, found.calibration, keeps_maps=True, known=spec, choice=choice)
-        plan = again.deployed_with_demand if former.report is None else again.plan
+        if isinstance(found, Plan):
+            raise Unknown(FINISHED)
+        if of_loads and loads is None:
+            raise Unknown(f"{former.spec.expert_load.file} is not the file that it was")
+        return replace(remeasured, plan=_measure(former, found, after, loads))
     except (SpecError, InfeasibleError) as error:
-        return Remeasured(unknown=error.findings[0].rule_and_reason)
-    except Unknown:
-        return Remeasured(unknown=OTHERS)
-    return Remeasured(plan) if plan.digest == deployed.digest else Remeasured(unknown=OTHERS)
+        return replace(remeasured, unknown=error.findings[0].rule_and_reason)
+    except Unknown as error:
+        return replace(remeasured, unknown=str(error) or OTHERS)
+
+
+def _measure(former: Plan, found: Compiled, after: Plan, loads: Loads | None) -> Plan:
+    """Return the plan of `found` under the former yardsticks, with `loads` if they are given.
+
+    A GPU that is described otherwise is measured as it was described. If other pods would be deployed then, or the
+    layout would not fit, it is another GPU. Raises SpecError, InfeasibleError or Unknown if nobody can tell.
+    """
+    _require_room_for_requests(former, after)
+    sections, described = _former_sections(former, found.choice.spec, after), {GPU: former.written["cluster"]["gpu"]}
+    if former.spec.cluster.gpu != after.spec.cluster.gpu:
+        with suppress(SpecError, InfeasibleError, Unknown):
+            return _measure_with(described | sections, found, after, loads, former.report is not None)
+    return _measure_with(sections, found, after, loads, former.report is not None)
+
+
+def _measure_with(values: dict[str, Any], found: Compiled, after: Plan, loads: Loads | None, has_figures: bool) -> Plan:
+    above = tuple(f"{path}." for path in values)
+    decisions = tuple(each for each in found.choice.decisions if not each.path.startswith(above))  # `values` has others
+    spec = change_spec(found.choice.spec, values)
+    spec = replace(spec, measured_loads=loads) if loads else spec
+    return compile_again(after, replace(found.choice, spec=spec, decisions=decisions), found, has_figures)
 
 
 def find_moved(before: Plan, after: Plan) -> Iterator[SpecField]:
-    """Yield the yardsticks that differ between two plans' specs."""
+    """Yield the yardsticks that differ between two plans' specs, but for their expert loads."""
     old, new = (
         {section: plan.written.get(section) for section in SECTIONS} | {GPU: plan.written["cluster"]["gpu"]}
         for plan in (before, after)
     )
     yield from _differing(old, new)
-    loads = _former_loads(before, after)
-    yield from _differing(loads, {key: getattr(after.spec.expert_load, key) for key in loads}, f"{LOADS}.")
     if (share := share_of_hits(before, after)) < 1:
         hits = hit_rate(before, after)
         yield SpecField(path=CACHE, values=(f"{hits:.1%} hits", f"{hits * share:.1%}"))
@@ -131,22 +139,52 @@ def _former_sections(former: Plan, spec: ResolvedSpec, after: Plan) -> dict[str,
         sections["traffic"] = traffic | {"cache_hit_rate": hit_rate(former if sections["traffic"] else after) * share}
     if sections["traffic"]:
         sections["traffic"] = {key: value for key, value in sections["traffic"].items() if key != TRACE}
-    found = {name: section for name, section in sections.items() if section or name == POINT}
-    if loads := _former_loads(former, after):
-        own = {} if "file" in loads else {"seed": after.spec.expert_load.seed}
-        live = spec.document.data.get(LOADS, {}).get("live")
-        found[LOADS] = own | loads | ({"live": live} if live else {})
-    return found
+    return {name: section for name, section in sections.items() if section or name == POINT}
 
 
-def _former_loads(former: Plan, after: Plan) -> dict[str, Any]:
-    """Return the former fields of `expert_load` that tell how uneven loads are; empty if the new ones are measured."""
+def _former_loads(former: Plan, spec: ResolvedSpec, known: Loads | None) -> Loads | None:
+    """Return the expert loads that `former` was made for; None if nobody knows them.
+
+    Loads that are drawn before and after are drawn with the new seed, and those of another model are no yardstick.
+    """
+    old, new = former.spec.expert_load, spec.written.expert_load
+    if old.file is None:
+        drawn = old if new.file else old.model_copy(update={"seed": new.seed})
+        written = spec.written.model_copy(update={LOADS: drawn})
+        return replace(spec, written=written, measured_loads=None).expert_loads
+    if former.model != ModelShape.model_validate(spec.model):
+        return spec.expert_loads
+    if known is not None:
+        return known
+    try:
+        found = change_spec(spec, {LOADS: {"file": old.file}})
+    except SpecError:
+        return None
+    return found.measured_loads if found.inputs[old.file] == former.inputs.get(old.file) else None
+
+
+def _moved_loads(former: Plan, found: Compiled | Plan, after: Plan, loads: Loads | None) -> Iterator[SpecField]:
+    """Yield the field of the expert loads, if those of the new plan differ from the former `loads`.
+
+    A rendered folder keeps no digest of measured ones. So other measured ones count as the same, if nobody knows them.
+    """
     old, new = former.spec.expert_load, after.spec.expert_load
-    if new.file is not None:
-        return {}
-    if old.file is not None:
-        return {"file": old.file}
-    return {"alpha": old.alpha} if old.alpha != new.alpha else {}
+    if isinstance(found, Plan):
+        named = identify_loads(former), identify_loads(after)
+        differ = None not in named and named[0] != named[1]
+    elif loads is None:
+        differ = new.file is None or old.file in former.inputs
+    else:
+        differ = loads != found.choice.spec.expert_loads
+    if old.file is None and new.file is None:
+        yield from _differing({"alpha": old.alpha}, {"alpha": new.alpha}, f"{LOADS}.")
+    elif differ:
+        yield SpecField(path=LOADS, values=None)
+
+
+def _others(plan: Plan) -> dict[str, Any]:
+    """Return what a plan's spec says beside its expert loads; how maps change while units run is not of these."""
+    return plan.written | {LOADS: plan.written.get(LOADS, {}).get("live")}
 
 
 def _former_requests(former: Plan, after: Plan) -> dict[Phase, dict[str, int]]:
@@ -175,16 +213,15 @@ def _mean_request(plan: Plan, phase: Phase) -> dict[str, int]:
     return {key: fields[key] for key in LENGTHS[phase]}
 
 
-def _explain_longer_requests(former: Plan, after: Plan) -> str:
-    """Say that the former mean request is longer than the new plan lets any be; empty if not."""
+def _require_room_for_requests(former: Plan, after: Plan) -> None:
+    """Raise Unknown if the former mean request is longer than the new plan lets any be."""
     for phase, lengths in _former_requests(former, after).items():
         tokens, most = max(lengths.values()), after.spec.phase(phase).max_request_tokens
         if tokens > most:
-            return (
+            raise Unknown(
                 f"{phase}'s mean request was taken as {tokens:,} tokens, longer than the new limit of {most:,};"
                 " traffic.requests tells what it is"
             )
-    return ""
 
 
 def _fit_point(point: Mapping[str, Any], spec: Spec, *, has_traffic: bool) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from planner.compiler import run_passes
 from planner.diff.pair import Pair
 from planner.facts.files import only_within
+from planner.facts.loads import Loads
 from planner.facts.quantities import counted, first_of
 from planner.manifests.folder import files_of, kept_plan, require_same_name, stale_files
 from planner.plan.load import read_plan
@@ -58,6 +59,7 @@ class Baseline:
 
     plan: Plan | None = None
     unknown: str = ""  # why its figures are unknown
+    loads: Loads | None = None  # the measured expert loads of its spec
     stale: tuple[str, ...] = ()  # files of its folder that are not as its spec renders them
     builders: Builders = field(default_factory=dict)  # kustomizations that build on its folder
 
@@ -147,7 +149,7 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     require_same_name(call.folder, baseline.plan, plan, RENAMED)
     change = None
     if baseline.plan is not None:
-        pair = Pair.of(baseline.plan, found, notes=baseline.notes(call.folder))
+        pair = Pair.of(baseline.plan, found, notes=baseline.notes(call.folder), loads=baseline.loads)
         change = pair.compare(files, baseline.unknown, differing_additions(baseline.builders, builders))
     kustomized = (*disallowed_fields(builders), *lost_builders(baseline.builders, builders))
     foreign = (*_find_foreign_files(call.folder, {*files, *stale}), *kustomized)
@@ -230,11 +232,13 @@ def read_baseline(call: Call, base: Path) -> Baseline:
         return Baseline()
     kept = read_plan(folder)
     try:
-        found = run_passes(read_spec(base / call.spec, [base / each for each in call.overlays]), kept).plan
+        spec = read_spec(base / call.spec, [base / each for each in call.overlays])
+        found = run_passes(spec, kept).plan
     except (SpecError, CallError, InfeasibleError) as error:  # the change may repair the base
         return Baseline(kept, f"the base's spec is refused ({error.findings[0]})")
     stale = _find_stale_files(folder, found, kept)
-    return Baseline(found, "", stale) if found.digest == kept.digest else Baseline(kept, OTHER_FOLDER, stale)
+    is_known = found.digest == kept.digest
+    return Baseline(found if is_known else kept, "" if is_known else OTHER_FOLDER, spec.measured_loads, stale)
 
 
 def _find_stale_files(folder: Path, plan: Plan, kept: Plan) -> tuple[str, ...]:

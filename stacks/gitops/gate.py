@@ -157,10 +157,11 @@ def _explain_promise(name: str, promise: Promise | None, evidence: Evidence, mea
 def _former_yardsticks(evidence: Evidence) -> Yardsticks | None:
     """Return the figures under the yardsticks that the change moves; None if it moves none, or nothing else.
 
-    What is deployed is no worse for being measured otherwise.
+    What is deployed is no worse for being measured otherwise, and new maps are for new loads.
     """
     change = evidence.change
-    return None if change is None or change.old == change.new else change.yardsticks
+    is_judged = change is not None and change.old != change.new and change.yardsticks and change.yardsticks.counts
+    return change.yardsticks if change is not None and is_judged else None
 
 
 def _unknown(former: Yardsticks) -> str:
@@ -195,12 +196,7 @@ def _explain_lost_capacity(evidence: Evidence) -> str:
     reasons = _lost_capacity(change.cost, change.performance, evidence)
     former = _former_yardsticks(evidence)
     if former is not None and not any(reasons):
-        cost = Sides(before=change.cost.before, after=former.cost)
-        sides = {
-            phase: Sides(before=each.before, after=former.performance.get(phase, {}))
-            for phase, each in change.performance.items()
-        }
-        reasons = [*_lost_capacity(cost, sides, evidence, BY_FORMER), _unknown(former)]
+        reasons = [*_lost_capacity(former.cost, former.performance, evidence, BY_FORMER), _unknown(former)]
     short = [describe_shortage(each) for each in change.shortages if each.is_new]
     return "; ".join(filter(None, [*reasons, *short]))
 
@@ -258,7 +254,7 @@ def _explain_higher_cost(evidence: Evidence, percent: float) -> str:
         return _explain_unknown_cost(change, evidence.no_figures_before)
     reason = _explain_increase(_number(old), _number(new), percent)
     if not reason and former is not None:
-        again = _daily_cost(former.cost)
+        again = _daily_cost(former.cost.after)
         reason = (
             _unknown(former) if again is None else _explain_increase(_number(old), _number(again), percent, BY_FORMER)
         )

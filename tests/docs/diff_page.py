@@ -3,8 +3,7 @@
 import re
 
 from planner.compiler import run_passes
-from planner.diff.diff import compare_plans
-from planner.diff.former import judge_former
+from planner.diff.pair import Pair
 from planner.diff.text import diff_text
 from planner.rules.check import change_spec
 from tests.docs.rooms_table import ROOT
@@ -19,5 +18,5 @@ def diff_page() -> str:
     """The page as it stands, with the example written anew."""
     spec, before = base(40)
     found = run_passes(change_spec(spec, {"expert_load.seed": 3, "cost.usd_per_gpu_hour": 2.1}), before)
-    text = diff_text(compare_plans(before, found.plan, judged=judge_former(before, found)))
+    text = diff_text(Pair.of(before, found).compare())
     return MARKED.sub(lambda found: f"{found[1]}{text}{found[2]}", (ROOT / "docs" / "diff.md").read_text())

@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from planner.compiler import run_passes
 from planner.diff.diff import compare_plans
 from planner.diff.former import judge_former
+from planner.diff.pair import Pair
 from planner.diff.text import diff_text
 from planner.diff.yardsticks import measure_by_former
 from planner.facts.drawn import draw_loads
@@ -33,6 +35,7 @@ def spec(tmp_path_factory):
     for name, seed in (("loads.json", 3), ("same.json", 3), ("others.json", 4)):
         rows = [[round(1000 * each) for each in row] for row in draw_loads(1.01, seed, 58, 256, 8)]
         (folder / name).write_text(json.dumps(rows))
+    (folder / "even.json").write_text(json.dumps([[1000] * 256] * 58))
     (folder / "spec.yaml").write_text((SPECS / "h20.yaml").read_text())
     return change_spec(check_spec(folder / "spec.yaml"), ON_ALL_DAY)
 
@@ -114,6 +117,51 @@ def test_drawn_loads_do_not_replace_measured_ones_unjudged(spec, found):
 
     assert rates(measured.plan)["decode"] < rates(drawn.plan)["decode"]
     assert measure_by_former(forgotten, drawn).unknown == "loads.json is not the file that it was"
+
+
+def test_a_change_of_loads_alone_shows_what_the_former_ones_would_give(spec, found):
+    """New maps are for the new loads, so nothing is judged by the former ones, and a line says what it would be."""
+    others = run_passes(change_spec(spec, {"expert_load": {"file": "others.json"}}), found.plan)
+    pair = Pair.of(found.plan, others, loads=found.resolved.measured_loads)
+    reference = rates(replace(found, previous=others.plan, keeps_maps=True).plan)
+    change = pair.compare()
+    text = " ".join(diff_text(change).split())
+
+    assert rates(pair.remeasured.plan) == reference
+    assert change.verdict == compare_plans(found.plan, others.plan, judged=pair.judged).verdict
+    assert "yardstick moved: expert_load; nothing else changes, so the verdict is for the new loads alone" in text
+    assert f"the new plan has: prefill's tokens/s of a GPU {reference['prefill']:,.0f} (" in text
+
+
+def test_other_loads_do_not_excuse_fewer_units(spec, found):
+    """Even loads make any plan fast. With those that were measured before, two units are too few."""
+    fewer = {"schedule": {"windows": [{"at": "00:00", "prefill_units": 2, "decode_units": 2}]}}
+    after = run_passes(change_spec(spec, fewer | {"expert_load": {"file": "even.json"}}), found.plan)
+    pair = Pair.of(found.plan, after, loads=found.resolved.measured_loads)
+    change = pair.compare()
+    unknown = Pair.of(found.plan, after).compare()
+    (short, *_) = change.shortages
+
+    assert compare_plans(found.plan, after.plan, judged=pair.judged).verdict == "rolling"
+    assert (change.verdict, short.phase, short.is_new) == ("degraded", "prefill", True)
+    assert "the verdict is for both, and figures are for the new loads" in " ".join(diff_text(change).split())
+    assert unknown.yardsticks.unknown == ""  # its file is still there
+
+
+def test_loads_that_make_the_former_maps_look_bad_excuse_nothing(spec, found):
+    """The former plan serves its own loads as well as it did."""
+    fewer = {"schedule": {"windows": [{"at": "00:00", "prefill_units": 2, "decode_units": 2}]}}
+    rows = [list(row) for row in found.resolved.expert_loads]
+    for row, slots in zip(
+        rows, found.plan.expert_maps[found.plan.map_digests["prefill"]].physical_to_logical, strict=True
+    ):
+        for expert in slots[:17]:
+            row[expert] *= 50
+    (Path(spec.document.file).parent / "hostile.json").write_text(json.dumps(rows))
+    after = run_passes(change_spec(spec, fewer | {"expert_load": {"file": "hostile.json"}}), found.plan)
+    change = Pair.of(found.plan, after, loads=found.resolved.measured_loads).compare()
+
+    assert any(each.is_new and each.phase == "prefill" for each in change.shortages)
 
 
 def test_a_size_that_is_decided_anew_is_named(spec):

@@ -6,7 +6,7 @@ from planner.compiler import compile_plan, run_passes
 from planner.diff.diff import compare_plans
 from planner.diff.hours import share_of_hits
 from planner.diff.text import diff_text
-from planner.diff.yardsticks import FINISHED, NOTHING_MOVED, measure_by_former
+from planner.diff.yardsticks import FINISHED, Remeasured, measure_by_former
 from planner.rules.check import change_spec
 from tests.planner.diff.pairs import SMALL, base
 
@@ -119,7 +119,7 @@ def test_without_other_yardsticks_nothing_is_compiled_again():
     priced, again = _pair({}, {"cost.usd_per_gpu_hour": 3})
     finished = measure_by_former(priced, again.plan)
 
-    assert measure_by_former(before, found) is measure_by_former(before, found.plan) is NOTHING_MOVED
+    assert measure_by_former(before, found) == measure_by_former(before, found.plan) == Remeasured()
     assert finished.unknown == FINISHED
     assert FINISHED in " ".join(diff_text(compare_plans(priced, again.plan, remeasured=finished)).split())
 
@@ -134,7 +134,7 @@ def test_loads_that_are_drawn_more_even_are_as_uneven_as_before():
         as_before, as_said = (each.performance[phase].tokens_per_s_per_gpu.mid for each in (measured, found.plan))
         assert as_before < as_said
     assert measured.digest == found.plan.digest
-    assert measure_by_former(again, reseeded) is NOTHING_MOVED
+    assert measure_by_former(again, reseeded) == Remeasured()
 
 
 def test_the_mean_request_that_former_limits_tell_stays_with_lower_limits():

@@ -303,6 +303,20 @@ def test_a_kustomization_that_leaves_the_folder_is_stale(content, head, capsys):
     assert "../prod/kustomization.yaml (which no longer builds on the folder)" in said.out
 
 
+def test_former_loads_are_those_in_the_bases_checkout(head, capsys):
+    """The change may have replaced their file, or removed it as here."""
+    rows = json.loads((head / "expert_load.json").read_text())
+    (head / "expert_load.json").unlink()
+    (head / "new.json").write_text(json.dumps([row[::-1] for row in rows]))
+    _edit(head / "spec.yaml", "expert_load.json", "new.json")
+    main(["render", "spec.yaml", "-o", "deploy"])
+    _, said = _run(capsys, *CHECK)
+    text = " ".join(said.out.split())
+
+    assert "yardstick moved: expert_load; nothing else changes, so the verdict is for the new loads alone" in text
+    assert "nobody knows" not in text
+
+
 def test_a_new_time_zone_is_judged(head, capsys):
     """It is the one yardstick under which nothing is measured again."""
     window = '{{at: "00:00", prefill_units: 1, decode_units: 1}}'

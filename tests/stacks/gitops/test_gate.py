@@ -313,7 +313,8 @@ def test_a_dearer_day_is_refused_whatever_days_it_is_on(price, measured):
 def test_a_promise_that_is_kept_does_not_hide_that_nobody_knows_the_former_ones(change):
     """Former yardsticks that cannot be applied leave no promise to look up."""
     moved = (SpecField(path="slo.tpot_ms", values=None),)
-    unknown = Yardsticks(moved=moved, performance={}, cost={}, promises={}, unknown="it is finished")
+    none = Sides(before={}, after={})
+    unknown = Yardsticks(moved=moved, counts=True, performance={}, cost=none, promises={}, unknown="it is finished")
     other = change.model_copy(update={"old": OTHER, "yardsticks": unknown})
     (found,) = _objections("slo", other, {"tpot_ms": _promise(40)})
 
