@@ -247,9 +247,9 @@ def _list_urls(content: Content, top: Path) -> Iterator[Path]:
 
 def _list_names(content: Content) -> Iterator[str]:
     """Yield the paths and URLs that a kustomization builds on, as written. Kustomize ignores the case of keys."""
-    for key, value in content.items():
-        if key.lower() in BASES:
-            yield from (each for each in _listed(value) if isinstance(each, str) and "\0" not in unquote(each))
+    names = [each for key, value in content.items() if key.lower() in BASES for each in _listed(value)]
+    plain = dict.fromkeys(each for each in names if isinstance(each, str))  # aliases may repeat a name for ever
+    yield from (each for each in plain if "\0" not in unquote(each))
 
 
 def _disallowed(content: Content) -> Iterator[str]:

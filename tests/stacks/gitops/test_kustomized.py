@@ -156,11 +156,14 @@ def test_a_linked_kustomization_builds_from_its_own_folder(checkout):
 
 
 def test_a_long_chain_and_aliases_of_aliases_are_read_once(checkout):
-    """Each file is looked at once, however it is reached; nothing is written out that YAML abbreviates."""
+    """Each file and name is looked at once, however it is reached; nothing is written out that YAML abbreviates."""
+    long = f"a: &long {'x/' * 4000}y\nbases: [{', '.join(['*long'] * 20_000)}]\n"
     bomb = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]\n" for i in range(30))
     chain = [f"resources: [../k{place - 1}]\n" for place in range(1, 300)]
 
-    assert len(_changed_fields(checkout, f"resources: [../deploy]\n{bomb}", *chain, "resources: [../k299]\n")) == 30
+    assert (
+        len(_changed_fields(checkout, f"resources: [../deploy]\n{bomb}", *chain, "resources: [../k299]\n", long)) == 30
+    )
 
 
 @pytest.mark.parametrize(
