@@ -187,35 +187,36 @@ def _list_files(tree: Path, paths: Sequence[Path]) -> Iterator[Path]:
         yield from (each, *(file.relative_to(tree) for file in inner))
 
 
-def commit_folder(checkout: Checkout, tree: Path, parent: str, paths: Sequence[Path], title: str) -> str | None:
-    """Commit `paths` of an exported folder, and return the commit; None if nothing differs from `parent`."""
+def commit_folder(checkout: Checkout, tree: Path, heads: Heads, paths: Sequence[Path], title: str) -> str | None:
+    """Commit `paths` of an exported folder onto `heads.base`. Return the commit; None if nothing differs from that."""
     require_no_filter(checkout, tree, paths)
     apart = _environment_apart(checkout, tree)
     run_git("add", ["--all", "--force", "--", *map(str, paths)], tree, more=apart)
-    written = run_git("write-tree", [], tree, more=apart).strip()
+    parent, written = heads.base, run_git("write-tree", [], tree, more=apart).strip()
     if written == run_git("rev-parse", [f"{parent}^{{tree}}"], checkout.root).strip():
         return None
-    message = f"{title}\n\n{TRAILER}{_seal(parent, written, title)}\n"
+    message = f"{title}\n\n{TRAILER}{_seal(heads.into, parent, written, title)}\n"
     return run_git("commit-tree", [written, "-p", parent, "-m", message], checkout.root).strip()
 
 
-def is_own_commit(checkout: Checkout, commit: str, base: str, paths: Sequence[Path]) -> bool:
-    """Return whether `commit_folder` made `commit` for this author: its seal fits its files, its parent and its title.
+def is_own_commit(checkout: Checkout, commit: str, heads: Heads, paths: Sequence[Path]) -> bool:
+    """Return whether `commit_folder` made `commit` for this author and branch: its seal fits them, its files and title.
 
-    So somebody else's commit on top is noticed, and a colleague's proposal is not replaced. Anybody with push rights
-    can make a seal too. Therefore the commit must change nothing but `paths`, and its parent must be in the history of
-    `base`: then the next proposal replaces all its changes. Raises GitError if the checkout lacks that history.
+    So somebody else's commit on top is noticed, and neither a colleague's proposal nor one for another branch is
+    replaced. Anybody with push rights can make a seal too. Therefore the commit must change nothing but `paths`, and
+    its parent must be in the history of `heads.base`: then the next proposal replaces all its changes. Raises GitError
+    if the checkout lacks that history.
     """
     head, _, message = run_git("cat-file", ["commit", commit], checkout.root).partition("\n\n")
     tree, parents = re.findall(r"^tree (\w+)$", head, re.M), re.findall(r"^parent (\w+)$", head, re.M)
     title, _, seal = message.strip().partition(f"\n\n{TRAILER}")
     authors = re.findall(r"^author (.*)$", head, re.M)[0], run_git("var", ["GIT_AUTHOR_IDENT"], checkout.root)
     theirs, ours = map(_email, authors)
-    if len(parents) != 1 or seal != _seal(parents[0], tree[0], title) or theirs != ours or not ours:
+    if len(parents) != 1 or seal != _seal(heads.into, parents[0], tree[0], title) or theirs != ours or not ours:
         return False
     changed = _list_changed(checkout, parents[0], commit)
     is_within = all(any(Path(each).is_relative_to(path) for path in paths) for each in changed)
-    return is_within and _is_in_history(checkout, parents[0], base)
+    return is_within and _is_in_history(checkout, parents[0], heads.base)
 
 
 def _list_changed(checkout: Checkout, old: str, new: str, paths: Sequence[Path] = ()) -> list[str]:
@@ -270,5 +271,5 @@ def _environment_apart(checkout: Checkout, tree: Path) -> dict[str, str]:
     }
 
 
-def _seal(parent: str, tree: str, title: str) -> str:
-    return hashlib.sha256(f"{parent}\n{tree}\n{title}".encode()).hexdigest()
+def _seal(into: str, parent: str, tree: str, title: str) -> str:
+    return hashlib.sha256(f"{into}\n{parent}\n{tree}\n{title}".encode()).hexdigest()

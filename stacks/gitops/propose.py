@@ -6,8 +6,8 @@ plus FOLDER rendered from them. It is made in a folder apart, so nothing else th
 an earlier proposal that is still open rests on loads of the past, and is closed.
 
 The branch belongs to its one commit. It is pushed only while it does not exist, or while its tip is a commit that we
-made: a commit of somebody else's ends our part, whatever became of its pull request. A pull request that was closed
-with this very change is not opened again.
+made for the same branch. A commit of somebody else's ends our part, whatever became of its pull request. A pull request
+that was closed with this very change is not opened again.
 """
 
 import math
@@ -246,7 +246,8 @@ def decide(standing: BranchState) -> Step:
     is_open = request is not None and request.is_open
     if tip is not None and not standing.is_ours:
         way_on = "merge it" if is_open else "delete the branch"
-        return Step("left_alone", why=f"somebody else has committed on the branch: {way_on}, or give another --branch")
+        whose = "the branch has a commit of somebody else's, or for another --into"
+        return Step("left_alone", why=f"{whose}: {way_on}, or give another --branch")
     if tip is not None and standing.is_same:
         if request is not None and not is_open and not request.is_merged:
             why = "it was closed with this very change: to have it again, delete the branch, or give another --branch"
@@ -327,7 +328,7 @@ def _make_proposal(checkout: Checkout, heads: Heads, source: Source, most_hours:
     if source.loads is not None and (worth is None or not worth.is_enough):
         return planned
     write_folder(paths.folder, files_of(found.plan, kept))
-    commit = commit_folder(checkout, Path.cwd(), heads.base, planned.paths, planned.title)
+    commit = commit_folder(checkout, Path.cwd(), heads, planned.paths, planned.title)
     return replace(planned, commit=commit)
 
 
@@ -400,7 +401,7 @@ def _withdraw(
     Return the closed pull request, or None if there was none.
     """
     request = find_request(repository, branch, heads.into, is_open=True)
-    if request is None or heads.tip is None or not is_own_commit(checkout, heads.tip, heads.base, proposal.paths):
+    if request is None or heads.tip is None or not is_own_commit(checkout, heads.tip, heads, proposal.paths):
         return None
     reasons = "".join(f"- {escaped(line)}\n" for line in why)
     text = f"Closed by `tidemill gitops propose`, since newer loads say otherwise:\n\n{reasons}\n{request.text}"
@@ -451,7 +452,7 @@ def _read_branch_state(
     if tip is None:
         return BranchState(None, is_ours=False, is_same=False, request=request)
     request = request or find_request(repository, branch, heads.into, is_open=False)
-    is_ours = is_own_commit(checkout, tip, heads.base, paths)
+    is_ours = is_own_commit(checkout, tip, heads, paths)
     is_same = is_ours and all(
         list_entries(checkout, theirs, paths) == list_entries(checkout, ours, paths)
         for theirs, ours in ((tip, proposal.commit), (f"{tip}^", heads.base))

@@ -148,7 +148,7 @@ def test_a_branch_with_somebody_elses_commit_is_left_alone(gitea, checkout, caps
     again = propose(capsys)
 
     assert left["result"] == "left_alone"
-    assert left["why"][0].startswith("somebody else has committed on the branch: merge it, or give another --branch")
+    assert left["why"][0].startswith("the branch has a commit of somebody else's, or for another --into: merge it, or ")
     assert request["head"]["sha"] == theirs
     assert request["body"] == gitea.ask("GET", pull)["body"]
     assert merged["result"] == "left_alone"

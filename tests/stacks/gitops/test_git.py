@@ -3,6 +3,7 @@
 import subprocess
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -46,13 +47,18 @@ def checkout(tmp_path, monkeypatch):
     return find_checkout(root)
 
 
+def onto(base):
+    """What a proposal for `main` at a commit starts from."""
+    return Heads("main", base, None)
+
+
 def make_commit(checkout, scratch, text="two"):
     base = git(checkout.root, "rev-parse", "HEAD")
     scratch.mkdir()
     tree = export_commit(checkout, base, scratch)
     (tree / "deploy").mkdir()
     (tree / "deploy" / "plan.json").write_text(text)
-    return commit_folder(checkout, tree, base, [Path("deploy")], "A title")
+    return commit_folder(checkout, tree, onto(base), [Path("deploy")], "A title")
 
 
 def test_a_commit_is_made_apart(checkout, tmp_path):
@@ -73,7 +79,7 @@ def test_a_folder_without_changes_is_no_commit(checkout, tmp_path):
     scratch.mkdir()
     tree = export_commit(checkout, base, scratch)
 
-    assert commit_folder(checkout, tree, base, [Path("spec.yaml")], "A title") is None
+    assert commit_folder(checkout, tree, onto(base), [Path("spec.yaml")], "A title") is None
 
 
 def test_a_commit_knows_its_own(checkout, tmp_path):
@@ -91,7 +97,7 @@ def test_a_commit_knows_its_own(checkout, tmp_path):
     merged = git(root, "commit-tree", f"{ours}^{{tree}}", "-p", f"{ours}^", "-p", on_top, "-m", message)
 
     def is_own(commit):
-        return is_own_commit(checkout, commit, f"{ours}^", [Path("deploy")])
+        return is_own_commit(checkout, commit, onto(f"{ours}^"), [Path("deploy")])
 
     assert [is_own(each) for each in (ours, again)] == [True, True]
     others = (f"{ours}^", on_top, reworded, of_other_files, rebased, merged)
@@ -103,7 +109,15 @@ def test_a_colleagues_proposal_is_not_ours(checkout, tmp_path):
     theirs = make_commit(checkout, tmp_path / "scratch")
     git(checkout.root, "config", "user.email", "bob@git.example")
 
-    assert not is_own_commit(checkout, theirs, f"{theirs}^", [Path("deploy")])
+    assert not is_own_commit(checkout, theirs, onto(f"{theirs}^"), [Path("deploy")])
+
+
+def test_a_proposal_for_another_branch_is_not_ours(checkout, tmp_path):
+    """Its pull request is open, and would get this one's commits."""
+    ours = make_commit(checkout, tmp_path / "scratch")
+    release = replace(onto(f"{ours}^"), into="release")
+
+    assert not is_own_commit(checkout, ours, release, [Path("deploy")])
 
 
 def test_without_an_address_no_proposal_is_ours(checkout, tmp_path):
@@ -112,7 +126,7 @@ def test_without_an_address_no_proposal_is_ours(checkout, tmp_path):
     unknown = make_commit(checkout, tmp_path / "scratch")
 
     assert "<>" in git(checkout.root, "cat-file", "commit", unknown)
-    assert not is_own_commit(checkout, unknown, f"{unknown}^", [Path("deploy")])
+    assert not is_own_commit(checkout, unknown, onto(f"{unknown}^"), [Path("deploy")])
     with pytest.raises(GitError, match=r"user\.email"):
         require_identity(checkout)
 
@@ -126,11 +140,11 @@ def test_a_sealed_commit_with_a_file_besides_is_not_ours(parents, checkout, tmp_
         (tree / folder).mkdir()
         (tree / folder / "evil.yml").write_text("evil")
     paths = [Path(".github"), Path("deploy")]
-    parent = base if parents == 1 else commit_folder(checkout, tree, base, paths[:1], "Evil")
-    sealed = commit_folder(checkout, tree, parent, paths[2 - parents :] if parents == 2 else paths, "A title")
+    parent = base if parents == 1 else commit_folder(checkout, tree, onto(base), paths[:1], "Evil")
+    sealed = commit_folder(checkout, tree, onto(parent), paths[2 - parents :] if parents == 2 else paths, "A title")
 
-    assert is_own_commit(checkout, sealed, parent, paths)
-    assert not is_own_commit(checkout, sealed, base, paths[1:])
+    assert is_own_commit(checkout, sealed, onto(parent), paths)
+    assert not is_own_commit(checkout, sealed, onto(base), paths[1:])
 
 
 def test_history_that_is_not_there_is_asked_for(checkout, tmp_path):
@@ -139,10 +153,10 @@ def test_history_that_is_not_there_is_asked_for(checkout, tmp_path):
     git(checkout.root, "commit", "-q", "--allow-empty", "-m", "Second")
     base = git(checkout.root, "rev-parse", "HEAD")
 
-    assert is_own_commit(checkout, ours, base, [Path("deploy")])
+    assert is_own_commit(checkout, ours, onto(base), [Path("deploy")])
     (checkout.git_folder / "shallow").write_text(f"{base}\n")
     with pytest.raises(GitError, match="git fetch --unshallow"):
-        is_own_commit(checkout, ours, base, [Path("deploy")])
+        is_own_commit(checkout, ours, onto(base), [Path("deploy")])
 
 
 @pytest.mark.parametrize("name", ["-oX", "--", "HEAD", "@", "@{-1}", "a..b", "a b", "x.lock", ""])

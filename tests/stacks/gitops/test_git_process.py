@@ -71,9 +71,9 @@ def propose(repository, folder, scratch):
     tree = export_commit(checkout, heads.base, scratch)
     (tree / "deploy").mkdir()
     (tree / "deploy" / "plan.json").write_text("{}")
-    commit = commit_folder(checkout, tree, heads.base, [Path("deploy")], "A title")
+    commit = commit_folder(checkout, tree, heads, [Path("deploy")], "A title")
 
-    assert is_own_commit(checkout, commit, heads.base, [Path("deploy")])
+    assert is_own_commit(checkout, commit, heads, [Path("deploy")])
     push_commit(checkout, repository, commit, BRANCH, heads.tip)
     return commit
 
@@ -183,11 +183,11 @@ def test_a_file_that_needs_a_filter_is_refused(value, served, tmp_path):
     (tree / "deploy" / "a secret.yaml").write_text("text")
     (tree / ".gitattributes").write_text(f"deploy/** {value}\n")
     with pytest.raises(CallError, match="R623") as refused:
-        commit_folder(checkout, tree, heads.base, [Path("spec.yaml"), Path("deploy")], "A title")
+        commit_folder(checkout, tree, heads, [Path("spec.yaml"), Path("deploy")], "A title")
     (tree / ".gitattributes").write_text(f"deploy/** {value}\ndeploy/* -filter\n")
 
     assert "deploy/a secret.yaml" in str(refused.value)
-    assert commit_folder(checkout, tree, heads.base, [Path("spec.yaml"), Path("deploy")], "A title")
+    assert commit_folder(checkout, tree, heads, [Path("spec.yaml"), Path("deploy")], "A title")
 
 
 def test_git_waits_as_long_as_the_command_has_patience(served):
