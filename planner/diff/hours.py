@@ -10,27 +10,31 @@ plan keeps less KV of prompts, it has fewer cache hits: then more tokens of prom
 
 An hour here lasts from one change of units or demand to the next. All kinds of day are cut: ordinary days, and the
 weekdays and dates to which either spec gives windows or a profile of their own. Days that are alike in all of this are
-judged once. If the plans' time zones differ, the old plan's times are shifted to the new clock. Where one zone changes
+judged once. If the plans' time zones differ, the old plan's times are shifted to the new clock, an evening maybe into
+the next day. Where one zone changes
 its clocks and the other does not, there are several shifts in a year. Then the largest demand counts, and each unit
 that is on by one of them.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import fsum
 from typing import TypeVar
 
-from planner.facts.calendar import WEEKDAYS, entry_of, offset_at
+from planner.facts.calendar import WEEKDAYS, entry_of, offset_at, week_around
 from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of, periods
 from planner.facts.quantities import first_of
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
 from planner.schedule.stretches import Stretch, TimesOfDay, entry_starts, stretches_between
+from planner.spec.traffic import TrafficSpec
 
 Value = TypeVar("Value")
 Units = frozenset[str]  # names
 
+UTC = "UTC"  # the zone of times whose spec has no schedule
 LEAST_SHARE = 0.0005  # a smaller difference does not show in tenths of a per cent
 MAX_NAMES = 6  # of days that are alike, to name in a line
 DAYS_OF_A_YEAR = range(1_767_225_600, 1_798_761_600, DAY_S)  # 2026, UTC; assumed: other years have the same offsets
@@ -133,11 +137,15 @@ def cut_hours(before: Plan, after: Plan, by_former: tuple[Plan, Plan] | None = N
         if "prefill" in rates:
             rates["prefill"] *= (1 - hits * share) / (1 - hits)  # its own cache has the rest
     shifts, found = _clock_shifts(before, after), []
-    for day in _list_days(before, after):
-        was_on = [_shifted(running_units(before, day.name), each) for each in shifts]
+    for day in _list_days(before, after, are_shifted=shifts != (0,)):
+        was_on = [_shifted(partial(running_units, before), day.name, each) for each in shifts]
         on = running_units(after, day.name)
-        asked = [demand for each in shifts for demand in _demand(before, day.name, share, each)]
-        asked += _demand(after, day.name, share)
+        asked = [
+            _shifted(partial(_demand, plan.spec.traffic, share), day.name, each)
+            for plan, moves in ((before, shifts), (after, (0,)))
+            for each in moves
+            if plan.spec.traffic is not None
+        ]
         starts = [start for each in (*was_on, on) for start in each.starts]
         starts += [start for each in asked for start in each.starts]
         for stretch in stretches_between(starts):
@@ -244,47 +252,67 @@ def _unit_rates(
     return {phase: choose(rates) for phase, rates in known.items() if rates}
 
 
-def _list_days(before: Plan, after: Plan) -> list[Day]:
-    """Return the kinds of day. The ordinary one comes first, and is left out if each weekday has its own."""
+def _list_days(before: Plan, after: Plan, *, are_shifted: bool) -> list[Day]:
+    """Return the kinds of day. The ordinary one comes first, and is left out if each weekday has its own.
+
+    If clocks are shifted, an evening may be part of the next day, so days are alike if those before and after are too.
+    """
     tables, traffics = [plan.timetable for plan in (before, after)], [plan.spec.traffic for plan in (before, after)]
     lists = [[other.days for other in each.other_days] for each in (*tables, *traffics) if each is not None]
-    kinds: dict[tuple[int | None, ...], list[str]] = {(None,) * len(lists): []}
-    for name in dict.fromkeys(name for each in lists for days in each for name in days):
-        kinds.setdefault(tuple(entry_of(name, each) for each in lists), []).append(name)
+    beside = (-1, 0, 1) if are_shifted else (0,)
+    names = [name for each in lists for days in each for name in days]
+    kinds: dict[tuple[int | None, ...], list[str]] = {(None,) * len(lists) * len(beside): []}
+    for name in dict.fromkeys(_day_beside(name, ahead) for name in names for ahead in sorted(beside, key=abs)):
+        key = tuple(entry_of(_day_beside(name, ahead), each) for ahead in beside for each in lists)
+        kinds.setdefault(key, []).append(name)
     found = [Day(tuple(names)) for names in kinds.values()]
     is_whole_week = set(WEEKDAYS) <= {name for names in kinds.values() for name in names}
     return found[1:] if is_whole_week else found
 
 
-def _demand(plan: Plan, day: str | None, share: float, shift: int = 0) -> Iterator[TimesOfDay[Mapping[Phase, float]]]:
-    """Yield the tokens/s that the plan's traffic asks of each phase at the times of `day`; nothing without traffic.
+def _day_beside(day: str, ahead: int) -> str:
+    """Return the day before (-1) or after (1) a weekday or date, or the day itself."""
+    return week_around(day)[1 + ahead]
+
+
+def _demand(traffic: TrafficSpec, share: float, day: str | None) -> TimesOfDay[Mapping[Phase, float]]:
+    """Return the tokens/s that traffic asks of each phase at the times of `day`.
 
     `share` is that of the cache hits that remain; the others' tokens are computed.
     """
-    traffic = plan.spec.traffic
-    if traffic is None:
-        return
     traffic = traffic.model_copy(update={"cache_hit_rate": traffic.cache_hit_rate * share})
     profile, usual = traffic.profile_on(day), traffic.profile or [1.0]
     per_s = {phase: traffic.tokens_of(phase) / DAY_S * len(usual) / fsum(usual) for phase in PHASES}
     pairs = zip(entry_starts(profile), profile or [1.0], strict=True)
-    entries = tuple((start, {phase: each * share for phase, each in per_s.items()}) for start, share in pairs)
-    yield _shifted(TimesOfDay(entries), shift)
+    return TimesOfDay(tuple((start, {phase: each * part for phase, each in per_s.items()}) for start, part in pairs))
+
+
+def clock_zone(plan: Plan) -> str | None:
+    """Return the time zone of the plan's windows and traffic; None if nothing in it has a time."""
+    traffic, schedule = plan.spec.traffic, plan.spec.schedule
+    has_times = plan.timetable or (traffic and (traffic.profile or traffic.other_days))
+    return (schedule.timezone if schedule else UTC) if has_times else None
 
 
 def _clock_shifts(before: Plan, after: Plan) -> tuple[int, ...]:
     """Return all minutes by which the new plan's clock is ahead of the old one's on some day of the year."""
-    zones = [plan.timetable.timezone for plan in (before, after) if plan.timetable]
+    zones = [zone for plan in (before, after) if (zone := clock_zone(plan))]
     if len(set(zones)) < 2:
         return (0,)
     old, new = ([offset_at(day, zone) for day in DAYS_OF_A_YEAR] for zone in zones)
     return tuple(sorted({(after - before) // MINUTE_S for before, after in zip(old, new, strict=True)}))
 
 
-def _shifted(times: TimesOfDay[Value], minutes: int) -> TimesOfDay[Value]:
-    """Return the step function with all its times so much later, on the same day."""
-    entries = (((minute + minutes) % DAY_MINUTES, value) for minute, value in times.entries)
-    return TimesOfDay(tuple(sorted(entries, key=lambda each: each[0])))
+def _shifted(times_on: Callable[[str | None], TimesOfDay[Value]], day: str | None, minutes: int) -> TimesOfDay[Value]:
+    """Return the step function of a day with all times so much later: a part of it is that of the day beside."""
+    if not minutes:
+        return times_on(day)
+    own, other = times_on(day), times_on(day and _day_beside(day, -1 if minutes > 0 else 1))
+    starts = {0, minutes % DAY_MINUTES}
+    starts |= {(start + minutes) % DAY_MINUTES for each in (own, other) for start in each.starts}
+    former = [(start, start - minutes) for start in sorted(starts)]
+    entries = ((start, (own if at in range(DAY_MINUTES) else other).at(at % DAY_MINUTES)) for start, at in former)
+    return TimesOfDay(tuple(entries))
 
 
 def _scheduled_units(plan: Plan, day: str | None) -> TimesOfDay[Units]:

@@ -20,7 +20,7 @@ from typing import Any
 from planner.compiler import Compiled
 from planner.diff.change import SpecField
 from planner.diff.former import compile_again, identify_loads
-from planner.diff.hours import hit_rate, share_of_hits
+from planner.diff.hours import clock_zone, hit_rate, share_of_hits
 from planner.facts.loads import Loads
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
@@ -122,7 +122,7 @@ def find_moved(before: Plan, after: Plan) -> Iterator[SpecField]:
     for phase in _former_requests(before, after):
         old, new = ({key: getattr(plan.spec.phase(phase), key) for key in LIMITS} for plan in (before, after))
         yield from _differing(old, new, f"{phase}.")
-    zones = [plan.timetable.timezone for plan in (before, after) if plan.timetable]
+    zones = [zone for plan in (before, after) if (zone := clock_zone(plan))]
     if len(set(zones)) > 1:
         yield SpecField(path=ZONE, values=(zones[0], zones[1]))
 

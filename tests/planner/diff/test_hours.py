@@ -131,6 +131,41 @@ def test_clocks_are_compared_on_every_day_of_the_year(zone, times):
     assert [each.times for each in change.shortages if each.is_new and each.phase == "prefill"] == times
 
 
+PEAK = [1] * 12 + [6] * 4 + [1] * 8
+
+
+@pytest.mark.parametrize(("zone", "times"), [("Asia/Shanghai", ["20:00-00:00"]), ("UTC", [])])
+def test_a_schedule_may_bring_another_clock(zone, times):
+    """Without one, the traffic's hours were UTC's; windows that fit them elsewhere are eight hours off."""
+    all_day = {"schedule": None, "kubernetes.controller": None, "prefill.units": 4, "decode.units": 2}
+    windows = [DAY | {"at": "12:00"}, NIGHT | {"at": "16:00"}]
+    switched = {"prefill.units": None, "decode.units": None, "kubernetes.controller": {}}
+    change = _change(
+        switched | {"schedule": {"timezone": zone, "windows": windows}}, all_day | {"traffic.profile": PEAK}
+    )
+
+    assert [each.times for each in change.shortages if each.phase == "decode"] == times
+    assert ("schedule.timezone" in diff_text(change)) == bool(times)
+
+
+def test_an_evening_may_be_part_of_the_next_day():
+    """Saturday's last hours in UTC are Sunday's first ones in Shanghai, when one unit of each phase is on."""
+    busy = {"days": ["saturday"], "profile": [1] * 16 + [6] * 8}
+    first = {
+        "traffic.input_tokens": 22e9,
+        "traffic.output_tokens": 2.6e9,
+        "traffic.other_days": [busy],
+        "schedule.timezone": "UTC",
+        "schedule.windows": [FEW],
+    } | _other([DAY | {"at": "00:00"}], ["saturday"])
+    change = _change({"schedule.timezone": "Asia/Shanghai"}, first)
+
+    assert change.verdict == "degraded"
+    assert [each.times for each in change.shortages if each.is_new and each.phase == "decode"] == [
+        "00:00-08:00 on sunday"
+    ]
+
+
 def test_a_rate_that_only_the_former_plan_knows_is_worse():
     """Nobody can tell what units of a GPU without rates serve, be they as many as before."""
     change = _change({"cluster.gpu": {"name": "own", "memory": "80GiB", "nvlink": "200GB/s", "nic": "400Gbps"}})
