@@ -223,6 +223,8 @@ def _decide_turns(
     """Return which units restart now with their new template: none while any unit starts or drains."""
     if not situation.orders.may_drain:
         return _pause_turns(situation, "nobody knows until when to hold")
+    if not situation.are_templates_known:
+        return _pause_turns(situation, "more templates may be about to come")
     if scales:
         return _pause_turns(situation, f"{', '.join(each.unit for each in scales)} start or drain first")
     needed = _count_by_phase(situation, wanted)

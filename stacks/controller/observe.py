@@ -93,6 +93,7 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
         replace(
             situation,
             unseen="; ".join(filter(None, (unseen, unknown))) or None,
+            are_templates_known=_are_recorded(deployment, situation.units),
             has_given_notice=noticed_s >= situation.timetable.notice_s,
             departed=tuple(_departed_unit(each, occupied) for each in departed),
             gateway=gateway,
@@ -243,6 +244,16 @@ def _is_late(unit: Manifest, spec: Mapping[str, Any], now: float) -> bool:
         return False
     since = parse_instant(starting.get("lastTransitionTime") or "")
     return since is not None and "readySeconds" in spec and now - since > spec["readySeconds"]
+
+
+def _are_recorded(deployment: Manifest, units: Sequence[LiveUnit]) -> bool:
+    """Return whether the deployment's status has all units that run with an older template: the last look found them.
+
+    A tool applies objects one by one, so more may come with those that are new.
+    """
+    changes = (deployment.get("status") or {}).get("changes") or []
+    left = {each["name"] for change in changes[-1:] for each in change["left"]}
+    return all(unit.name in left for unit in units if unit.is_on and unit.is_outdated)
 
 
 def _outdated_since(deployment: Manifest, now: float) -> float:

@@ -76,6 +76,7 @@ class Situation:
     expected_units: frozenset[str] = frozenset()  # units that will be on if the measured load lasts
     gateway: Gateway = "newest"
     may_lack_one: bool = True  # whether a phase may lack a unit during a turn
+    are_templates_known: bool = True  # whether the last look has found all outdated units, so that no more may follow
     departed: Sequence[LiveUnit] = ()  # units that have left the plan and still exist
     has_given_notice: bool = True  # whether users of free nodes have known for long enough that units change
 

@@ -4,7 +4,8 @@ A unit's object withholds a new template from running pods (`partition`), so the
 at 0 replicas the new template becomes current, and the next start uses it. A turn is that drain. The start follows from
 the day, since the unit is still wanted (`decide.py`).
 
-    begins    while all units that are to run are on, and those with the newest template are ready
+    begins    while all units that are to run are on, and those with the newest template are ready; at the second look
+              that finds the same outdated units, since a tool applies objects one by one
     whose     the first outdated unit of each phase, prefill and decode side by side; unready ones come first
     costs     nothing while its phase has a stand-in: the next unit that is off, which starts with the new template.
               Without nodes for one, `with_room` waits for a state of the day that has them, and `now` lacks a unit

@@ -14,10 +14,11 @@ from stacks.controller.demand import Load
 from stacks.controller.figures import Figures
 from stacks.controller.heal import STEADY_S
 from stacks.controller.loop import follow, run_once, run_round
+from stacks.controller.observe import UNIT_KIND
 from stacks.kube import api
 from tests.stacks.controller.cluster import PLAN, MemoryCluster
 from tests.stacks.controller.days import DAY, HOUR, MIDNIGHT, NIGHT
-from tests.stacks.controller.test_observe import SPEC
+from tests.stacks.controller.test_observe import OLD, SPEC, withheld
 
 NOON, EVENING = MIDNIGHT + 12 * HOUR, MIDNIGHT + 23 * HOUR
 NODES = [f"node-{unit['name']}" for unit in SPEC["units"]]
@@ -325,3 +326,18 @@ def test_units_are_scaled_where_nobody_may_look_at_pods():
     assert not marked
     assert why.startswith("no further node becomes free, since pods cannot be looked at: ")
     assert cluster.replicas() == dict.fromkeys(DAY, 1)
+
+
+def test_the_first_turn_waits_for_a_look_that_finds_no_further_template():
+    """A tool applies objects one by one, and phases that do not begin together take more turns."""
+    cluster, drained = MemoryCluster(SPEC), []
+    for late in ("p0", "d0", None):
+        if late is not None:
+            waiting = withheld(late, updatedReplicas=0)
+            cluster.objects[UNIT_KIND, late] |= {key: waiting[key] for key in ("spec", "status")}
+            labels = {"leaderworkerset.sigs.k8s.io/name": late}
+            cluster.put("StatefulSet", late, labels=labels, status=OLD, generation=2)
+        run_round(cluster.follower(), NOON)
+        drained.append({name for name, replicas in cluster.replicas().items() if not replicas})
+
+    assert drained == [set(), set(), {"p0", "d0"}]
