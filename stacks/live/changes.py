@@ -1,7 +1,7 @@
 """The recorded history of a plan's updates in a cluster: `tidemill status SPEC --changes --context NAME`.
 
-The controller records them in the deployment's status, beside what was promised (`stacks/controller/changes.py`). This
-file reads and words that record, and judges nothing.
+The controller records them in the deployment's status, beside what was promised (`stacks/controller/changes.py`), and
+the last change of each unit's expert map. This file reads and words that record, and judges nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,22 +17,29 @@ from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Reference, parse_instant
 from stacks.live.status import ClusterError
 
-__all__ = ["change_lines", "describe_course", "read_changes"]
+__all__ = ["change_lines", "describe_course", "map_lines", "read_record"]
 
 Written = Mapping[str, Any]  # a change as the status has it
 
 
-def read_changes(plan: Plan, context: str) -> list[Written] | None:
-    """Return the changes recorded in a cluster, newest last; None if the plan is not there.
+def read_record(plan: Plan, context: str) -> Written | None:
+    """Return the status that the controller has written, with `changes` of units, newest last, and `expertMaps`.
 
-    Raises ClusterError if the cluster cannot be asked.
+    None if the plan is not there. Raises ClusterError if the cluster cannot be asked.
     """
     deployment = Reference(names.DEPLOYMENT_API_VERSION, names.DEPLOYMENT_KIND, plan.kubernetes.namespace, plan.name)
     try:
         live = connect(context).get(deployment)
     except ProviderError as error:
         raise ClusterError(error) from None
-    return None if live is None else list((live.get("status") or {}).get("changes") or ())
+    return None if live is None else live.get("status") or {}
+
+
+def map_lines(plan: str, maps: Sequence[Written]) -> Iterator[str]:
+    """Yield a line about each unit that has changed its expert map while it serves."""
+    for each in maps:
+        if "adopted" in each:
+            yield f"{names.short_name(each['unit'], plan)} is in epoch {each['epoch']}: {each['adopted']}"
 
 
 def change_lines(plan: str, change: Written) -> Iterator[str]:

@@ -215,22 +215,24 @@ def _cluster_status(arguments: argparse.Namespace) -> None:
 
 
 def _cluster_changes(arguments: argparse.Namespace) -> None:
-    from stacks.live.changes import change_lines, read_changes  # loads the Kubernetes client
+    from stacks.live.changes import change_lines, map_lines, read_record  # loads the Kubernetes client
 
     plan = plan_from(arguments.given or DEMO, overlays=arguments.overlays)
     if plan.kubernetes.controller is None:
         reason, fix = f"{plan.name} has no kubernetes.controller, which records changes", "leave out --changes"
         raise CallError([Finding("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
-    changes = read_changes(plan, arguments.context)
+    record = read_record(plan, arguments.context)
+    changes, maps = ((record or {}).get(key) or [] for key in ("changes", "expertMaps"))
     if arguments.format == "json":
-        print_json({"name": plan.name, "changes": changes or []})
+        print_json({"name": plan.name, "changes": changes, "expert_maps": maps})
         return
-    if not changes:
-        print(f"{plan.name}: {'not applied' if changes is None else 'no change since it was deployed'}")
-        return
-    print(f"{plan.name}: {counted(len(changes), 'change')}, the newest first")
-    for change in reversed(changes):
-        print("\n".join(f"  {printable(line)}" for line in change_lines(plan.name, change)))
+    if changes:
+        print(f"{plan.name}: {counted(len(changes), 'change')}, the newest first")
+    else:
+        print(f"{plan.name}: {'not applied' if record is None else 'no change since it was deployed'}")
+    lines = [line for change in reversed(changes) for line in change_lines(plan.name, change)]
+    for line in (*lines, *map_lines(plan.name, maps)):
+        print(f"  {printable(line)}")
 
 
 def _bracket(reason: str | None) -> str:

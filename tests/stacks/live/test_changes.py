@@ -57,6 +57,19 @@ def test_changes_are_shown_beside_their_promises(shown):
     assert json.loads(shown({"changes": recorded}, "--format", "json"))["changes"] == recorded
 
 
+def test_the_last_change_of_a_map_is_shown_beside_its_promise(shown):
+    """Units that serve by another map than the plan's have a line, also where no unit has changed."""
+    adopted = "max/mean 2 -> 1 for 3 experts, 1.0 MB; moved 1.0 MB (as promised)"
+    kept = {"unit": "demo-day-decode-1", "inService": "sha256:0", "epoch": 0, "decision": "no map nearby is better"}
+    maps = [{"unit": "demo-day-decode-0", "inService": "sha256:1", "epoch": 2, "adopted": adopted}, kept]
+
+    assert shown({"expertMaps": maps}).splitlines() == [
+        "demo-day: no change since it was deployed",
+        f"  decode-0 is in epoch 2: {adopted}",
+    ]
+    assert json.loads(shown({"expertMaps": maps}, "--format", "json"))["expert_maps"] == maps
+
+
 @pytest.mark.parametrize(
     ("number", "units", "said"),
     [(0, 1, "0 requests (as promised)"), (1, 1, "1 request (0 promised)"), (7, 0, "7 requests (nothing promised)")],
