@@ -8,6 +8,7 @@ const line = (answer, ...parts) => {
 };
 const code = (text) => Object.assign(document.createElement("code"), { textContent: text });
 const plain = (name) => name.toLowerCase().replace(/[\s_-]/g, "");
+const numberOf = (name) => Number(name.split(".")[0].match(/(\d+)\D*$/)?.[1]);
 const NEAREST = 3; // names to offer for one that is not here
 
 // The number of characters to insert, delete or replace.
@@ -39,6 +40,16 @@ function follow(root) {
   const unitsOf = (nodes) => [...new Set(nodes.map((node) => facts.nodes[node].unit))].filter((unit) => unit >= 0);
   const when = () => (facts.states.length > 1 ? ` at ${hhmm(Number(slider.value))}` : "");
   const namesOf = (units) => units.map((unit) => facts.units[unit].short).join(", ");
+  // Units in order, those of one phase as `prefill-0 to 10` where no number is left out.
+  function runs(units) {
+    const phases = [...new Set(units.map((unit) => facts.units[unit].phase))];
+    return phases.map((phase) => {
+      const names = units.filter((unit) => facts.units[unit].phase === phase).map((unit) => facts.units[unit].short);
+      const numbers = names.map((name) => Number(name.match(/\d+$/)));
+      const isRun = numbers.length > 2 && numbers.every((number, place) => number === numbers[0] + place);
+      return `${names.length} ${phase} (${isRun ? `${names[0]} to ${numbers.at(-1)}` : names.join(", ")})`;
+    }).join(" and ");
+  }
 
   // When a unit that is off is due again: that day, or the next.
   function until(unit) {
@@ -111,8 +122,8 @@ function follow(root) {
     else if (chosen.title) line(answer, `Nothing here is called ${chosen.title}; nearest: ${nearest(chosen.title)}.`);
     else {
       const inUse = facts.nodes.filter(({ unit }) => on.has(unit)).length;
-      line(answer, `${on.size} of ${facts.units.length} units are on${when()}, on ${inUse} of ${facts.nodes.length} nodes.`);
-      line(answer, "Point at a node, or find one by name, to see what fails with it.");
+      line(answer, `${on.size} of ${facts.units.length} units are on${when()}, on ${inUse} of ${facts.nodes.length} nodes: ${runs([...on])}.`);
+      line(answer, "Point at a node, or find one by name or number, to see what fails with it.");
     }
     if (units.size === 1) tellUnit([...units][0]);
     if (units.size && chosen.nodes.length === 1) tellWayBack(facts.nodes[chosen.nodes[0]].name, [...units][0]);
@@ -143,8 +154,12 @@ function follow(root) {
     for (const place of new Set(facts.nodes.map(({ places }) => places[kind]))) add(place, place, inPlace(kind, place));
   }
   addUnits("mark");
+  // A name, however it is written; or a number: of a node, else of a rack or a unit.
   function find(text) {
-    const alike = [...named.keys()].filter((name) => plain(name) === plain(text));
+    const same = (name) => plain(name) === plain(text) || (/^\d+$/.test(text) && numberOf(name) === Number(text));
+    const every = [...named.keys()].filter(same);
+    const nodes = every.filter((name) => facts.nodes.some((node) => node.name === name));
+    const alike = nodes.length ? nodes : every;
     return named.get(text) ?? (alike.length === 1 ? named.get(alike[0]) : { title: text, nodes: [], failing: [] });
   }
   function nearest(text) {

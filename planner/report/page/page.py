@@ -86,11 +86,14 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["clean"] = _clean
     return environment.get_template("page.html.j2")
 
 
 def _clean(value: Any) -> Any:
-    """Remove passwords and invisible characters from a text before Jinja escapes it; leave other values alone."""
+    """Remove passwords and invisible characters from the texts in a value before Jinja writes it."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(without_passwords(value))
-    return value
+    if isinstance(value, dict):
+        return {_clean(key): _clean(each) for key, each in value.items()}
+    return [_clean(each) for each in value] if isinstance(value, list | tuple) else value

@@ -229,8 +229,8 @@ def test_a_spec_and_its_plan_give_the_same_page(spec_file, tmp_path, capsys):
 
 
 def test_no_name_becomes_markup_and_no_secret_is_shown(plan_of, spec_text):
-    """A rack called like the end of a script stays words; values of kubernetes.env are left out."""
-    nodes = "".join(f"\n    - {{name: n{index}, rack: '{HOSTILE}'}}" for index in range(3))
+    """A rack called like the end of a script stays words; values of kubernetes.env and passwords are left out."""
+    nodes = "".join(f"\n    - {{name: n{index}, rack: '{HOSTILE} http://eve:hunter2@h'}}" for index in range(3))
     text = spec_text.replace("  nodes: 3", f"  nodes:{nodes}")
     text = text.replace("  namespace: tidemill", "  namespace: tidemill\n  env: {TOKEN: hunter2}")
     page = plan_page(plan_of(text))

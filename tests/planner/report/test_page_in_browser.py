@@ -84,6 +84,7 @@ ANSWERS = {
     "node-1": "is its leader, with rank 0. No node is a spare",
     "node-21": "If node-21 is dead, bring it back, or let its pods go: kubectl delete node node-21",
     "node-0": "tidemill simulate SPEC --fail node-0@12:00",
+    "36": "node-36: deepseek-r1-",
     "racks-5": "Nothing here is called racks-5; nearest: rack-5, ",
 }
 

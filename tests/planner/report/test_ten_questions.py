@@ -136,6 +136,15 @@ def test_how_near_the_expert_map_is_to_its_bound(page, said):
     )
 
 
+def test_which_units_are_on_at_three(page, said):
+    """By name, with the nodes that they take, without a node to be chosen."""
+    (step,) = (each for each in said["schedule"]["steps"] if each["at"] == "03:00")
+    counts = {phase: step[f"{phase}_units"] for phase in ("prefill", "decode")}
+    ranges = " and ".join(f"{on} {phase} ({phase}-0 to {on - 1})" for phase, on in counts.items())
+
+    assert f"14 of 38 units are on at 03:00, on {step['nodes']} of 278 nodes: {ranges}." in lost(page, "", 3)
+
+
 def test_when_units_are_switched(page, said):
     """Each step of the schedule begins a row of the decode units' numbers, with as many units on."""
     rows = [row.split("\t") for row in section(page, "day").rpartition("Numbers")[2].split("\n") if "\t" in row]
