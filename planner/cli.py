@@ -11,7 +11,7 @@ others do not wait for it.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -25,7 +25,16 @@ from planner.command.options import (
     add_spec,
     add_spec_or_plan,
 )
-from planner.command.printed import print_colored, print_json, require_writable, say, show_progress, warn, write_result
+from planner.command.printed import (
+    print_colored,
+    print_json,
+    print_line,
+    require_output,
+    say,
+    show_progress,
+    warn,
+    write_result,
+)
 from planner.command.run import new_parser, run
 from planner.experts.cli import add_experts
 from planner.facts.digest import pretty_json
@@ -220,7 +229,8 @@ def _print_fits(fits: Mapping[Path, Fit], overlays: Sequence[Path]) -> None:
         left = [f"left to plan: {finding}" for finding in fit.left_to_plan]
         left += [f"left to render, which refuses it: {finding}" for finding in fit.left_to_render]
         files = " -f ".join(map(str, (path, *overlays)))
-        print("\n".join([f"{files}: valid", *left, *(f"warning: {finding}" for finding in fit.warnings)]))
+        for line in (f"{files}: valid", *left, *(f"warning: {finding}" for finding in fit.warnings)):
+            print_line(line)
 
 
 def _schema(_: argparse.Namespace) -> None:
@@ -242,7 +252,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     calibration = read_calibration(arguments.calibration) if arguments.calibration else None
     spec = read_spec(arguments.spec, arguments.overlays)
     if arguments.output:
-        require_writable(arguments.output)
+        require_output(arguments.output, arguments, _files_of(arguments.spec, spec.inputs))
     with show_progress(f"planning {arguments.spec}"):
         found = run_passes(spec, previous, calibration)
         plan = found.plan
@@ -301,7 +311,7 @@ def _report(arguments: argparse.Namespace) -> None:
     picture = arguments.format if arguments.format in ("png", "svg") else None
     require_pictures(picture, arguments.chart)
     if arguments.output:
-        require_writable(arguments.output)
+        require_output(arguments.output, arguments)
     with show_progress(f"planning {arguments.given}"):
         pair, plan = read_to_show(arguments.given, arguments.previous, arguments.overlays)
         before = pair.judged if pair else None
@@ -313,11 +323,17 @@ def _report(arguments: argparse.Namespace) -> None:
             content = plan_page(plan, before, effects)
     stem = "-".join(filter(None, (plan.name, arguments.chart)))
     output = arguments.output or Path(f"{stem}.{picture or 'html'}")
+    require_output(output, arguments, _files_of(arguments.given, plan.inputs))
     write_result(output, content)
     if arguments.format == "json":
         print_json({"plan_digest": plan.digest, "file": str(output)})
     else:
-        print(f"{output}: {'a picture' if picture else 'the page'} of plan {plan.name}, {plan.digest}")
+        print_line(f"{output}: {'a picture' if picture else 'the page'} of plan {plan.name}, {plan.digest}")
+
+
+def _files_of(given: Path, inputs: Iterable[str]) -> list[Path]:
+    """Return the files that the spec or plan at `given` names, which stand beside it."""
+    return [given.parent / name for name in inputs]
 
 
 def _diff(arguments: argparse.Namespace) -> None:
@@ -341,7 +357,7 @@ def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:
         path = output.with_name(f"{output.stem}.{phase}.{engine}.{FILE_TYPES[engine]}")
         rows = plan.expert_maps[sha256].physical_to_logical
         write_result(path, export_map(engine, rows, plan.phases[phase].ep_size, plan.model.num_dense_layers))
-        print(f"{path}: the expert map of {phase} for {engine}", file=sys.stderr)
+        say(f"{path}: the expert map of {phase} for {engine}")
 
 
 def _render(arguments: argparse.Namespace) -> None:
@@ -358,7 +374,6 @@ def _render(arguments: argparse.Namespace) -> None:
     )
     from planner.plan.plan import Plan
     from planner.problems.finding import warnings_json
-    from planner.problems.printable import without_passwords
 
     kept = None if arguments.anew else kept_plan(arguments.output)
     with show_progress(f"rendering {arguments.given}"):
@@ -385,7 +400,8 @@ def _render(arguments: argparse.Namespace) -> None:
         changed = f"{len(differing)} changed" if differing else "unchanged"
         lines = [f"{arguments.output}: {len(files)} files of plan {plan.digest}, {changed}"]
         lines += verdicts(change) if change else ()
-        print(without_passwords("\n".join(lines)))
+        for line in lines:
+            print_line(line)
 
 
 if __name__ == "__main__":

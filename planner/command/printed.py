@@ -1,20 +1,23 @@
 """Print or write a command's output: JSON on stdout, warnings and progress on stderr, results in files."""
 
+import argparse
 import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from planner.facts.digest import pretty_json
-from planner.problems.errors import OutputError
+from planner.problems.errors import CallError, OutputError
 from planner.problems.finding import Finding
-from planner.problems.printable import printable
+from planner.problems.printable import printable, without_passwords
 
+DEVICES = Path("/dev")  # such as /dev/stdout, which is a link
 RED, GREEN, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[0m"
 
 
@@ -55,9 +58,14 @@ def errors_json(findings: Sequence[Finding]) -> dict[str, Any]:
     return {"valid": False, "errors": [finding.as_json() for finding in findings]}
 
 
+def print_line(sentence: str) -> None:
+    """Print a sentence of the result, escaped and without passwords: it may quote names of files."""
+    print(printable(without_passwords(sentence)))
+
+
 def say(sentence: str) -> None:
-    """Print a progress message to stderr at once, escaped: it may quote text from users or clusters."""
-    print(printable(sentence), file=sys.stderr, flush=True)
+    """Print a message to stderr at once, escaped and without passwords: it may quote text from users or clusters."""
+    print(printable(without_passwords(sentence)), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -98,8 +106,24 @@ def show_progress(work: str) -> Iterator[Callable[[str, float], None]]:
         yield report
 
 
+def require_output(path: Path, arguments: argparse.Namespace, read: Iterable[Path] = ()) -> None:
+    """Require that a call may write to `path`, which it may not read too. Call it before computing the content.
+
+    Raises CallError for a file that `arguments` name as input, or that is in `read`, and as `require_writable`.
+    """
+    named = chain.from_iterable(each if isinstance(each, list) else [each] for each in vars(arguments).values())
+    for other in (*named, *read):
+        if isinstance(other, Path) and other is not path and other.exists() and path.exists() and path.samefile(other):
+            rule, reason = "S904 must be another file", f"the call reads {other}, which would be overwritten"
+            raise CallError([Finding("", None, rule, reason, "choose another").at(str(path))])
+    require_writable(path)
+
+
 def require_writable(path: Path) -> None:
-    """Raise OutputError if `path` certainly cannot be written. Call it before computing the content."""
+    """Raise CallError if `path` is a link, and OutputError if it certainly cannot be written."""
+    if path.is_symlink() and path.parent != DEVICES:
+        rule, reason = "S904 must not be a link", "what it leads to may be a file of somebody else's choice"
+        raise CallError([Finding("", None, rule, reason, "name that file itself, or choose another").at(str(path))])
     if path.is_dir():
         raise _unwritable(path, os.strerror(errno.EISDIR))
     if not path.parent.is_dir():
@@ -109,7 +133,8 @@ def require_writable(path: Path) -> None:
 
 
 def write_result(path: Path, content: str | bytes) -> None:
-    """Write `content` to the file at `path`. Raises OutputError if that fails."""
+    """Write `content` to the file at `path`, never through a link. Raises CallError or OutputError if that fails."""
+    require_writable(path)
     try:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:

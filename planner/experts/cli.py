@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from planner.command.options import add_command, add_format
-from planner.command.printed import print_json, require_writable, show_progress, write_result
+from planner.command.printed import print_json, require_output, show_progress, write_result
 from planner.facts.digest import pretty_json
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _experts(arguments: argparse.Namespace) -> None:
 
     job = check_call(read_call(arguments))
     if arguments.output:
-        require_writable(arguments.output)
+        require_output(arguments.output, arguments)
     with show_progress("balancing experts"):
         began = time.perf_counter()
         expert_map = make_map(job)

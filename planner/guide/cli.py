@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format
-from planner.command.printed import print_json, say
+from planner.command.printed import print_json, print_line, say
 
 
 def add_explain(commands: Any) -> None:
@@ -76,7 +76,7 @@ def _init(arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         print_json({"file": str(arguments.output), "spec": text})
     else:
-        print(f"{arguments.output}: written; next: tidemill plan {shlex.quote(str(arguments.output))}")
+        print_line(f"{arguments.output}: written; next: tidemill plan {shlex.quote(str(arguments.output))}")
 
 
 def _read_line(prompt: str) -> str:

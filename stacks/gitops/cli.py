@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_spec
-from planner.command.printed import print_json, require_writable, say, show_progress, write_result
+from planner.command.printed import print_json, print_line, require_output, say, show_progress, write_result
 from planner.facts.digest import pretty_json
 from planner.problems.errors import InfeasibleError
 
@@ -177,7 +177,8 @@ def _init(arguments: argparse.Namespace) -> None:
     if arguments.format == "json":
         print_json({"files": list(files)})
     else:
-        print("".join(f"{path}{_next_step(path)}\n" for path in files), end="")
+        for path in files:
+            print_line(f"{path}{_next_step(path)}")
 
 
 def _next_step(path: str) -> str:
@@ -194,7 +195,7 @@ def _check(arguments: argparse.Namespace) -> int:
     call = Call(arguments.spec, arguments.folder, arguments.base, conditions, tuple(arguments.overlays))
     require_call(call)
     if arguments.output:
-        require_writable(arguments.output)
+        require_output(arguments.output, arguments)
     with show_progress(f"checking {arguments.spec}"):
         plan, report = check_change(call)
     if arguments.output:

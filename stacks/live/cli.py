@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format
-from planner.command.printed import print_json, require_writable, show_progress, write_result
-from planner.problems.printable import without_passwords
+from planner.command.printed import print_json, print_line, require_output, show_progress, write_result
 
 __all__ = ["add_recorded"]
 
@@ -38,7 +37,7 @@ def add_recorded(commands: Any) -> None:
 def _save_loads(arguments: argparse.Namespace) -> None:
     from stacks.measured.recorded import read_recorded  # loads an HTTP client, which nothing else here needs
 
-    require_writable(arguments.output)
+    require_output(arguments.output, arguments)
     with show_progress("reading loads"):
         found = read_recorded(arguments.urls, arguments.model)
     write_result(arguments.output, json.dumps(found.loads) + "\n")
@@ -52,4 +51,4 @@ def _save_loads(arguments: argparse.Namespace) -> None:
         print_json({"file": str(arguments.output), **size})
     else:
         said = "{rows:,} rows of {experts} experts in {layers} MoE layers, from {ranks} ranks".format(**size)
-        print(without_passwords(f"{arguments.output}: {said}"))
+        print_line(f"{arguments.output}: {said}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_spec_or_plan
-from planner.command.printed import print_json, show_progress
+from planner.command.printed import print_json, print_line, show_progress
 from planner.facts import names
 from planner.facts.files import read_file
 from planner.facts.map_files import Map, read_map
@@ -52,7 +52,7 @@ def _apply(arguments: argparse.Namespace) -> int:
         print_json({"unit": arguments.unit, "moves": 0, "num_bytes": 0, "seconds": 0.0} | ending)
     else:
         moved = f"{ending.get('moves', 0):,} experts, {ending.get('num_bytes', 0) / 1e6:,.1f} MB"
-        print(f"{arguments.unit} is in epoch {ending['number']}; its first rank received {moved}")
+        print_line(f"{arguments.unit} is in epoch {ending['number']}; its first rank received {moved}")
     return 0
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from planner.command.printed import require_writable
+from planner.command.printed import require_output
 from planner.compiler import Compiled
 from planner.facts.calendar import is_day
 from planner.facts.trace import TraceRequest
@@ -138,7 +138,7 @@ def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
     if arguments.plot:
         require_plot(arguments.plot)
     for path in filter(None, (arguments.plot, arguments.report)):
-        require_writable(path)
+        require_output(path, arguments, [arguments.spec.parent / name for name in spec.inputs])
     wrong: list[Finding] = []
     variants = read_variants(arguments.variants, wrong)
     failures = _read_option(read_failures, arguments.fail, wrong) or ()

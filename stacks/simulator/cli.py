@@ -1,15 +1,13 @@
 """The `tidemill simulate` command: this file prints, and the other files of the room simulate."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from planner.command.options import add_command, add_format, add_overlays
-from planner.command.printed import errors_json, print_json, show_progress, warn, write_result
+from planner.command.printed import errors_json, print_json, print_line, say, show_progress, warn, write_result
 from planner.plan.user_input import read_spec
 from planner.problems.errors import InfeasibleError
-from planner.problems.printable import without_passwords
 
 __all__ = ["add_simulate"]
 
@@ -85,14 +83,15 @@ def _simulate(arguments: argparse.Namespace) -> int:
     warn(played.warnings)
     if arguments.plot:
         played.draw(arguments.plot)
-        print(without_passwords(f"{arguments.plot}: drawn"), file=sys.stderr)
+        say(f"{arguments.plot}: drawn")
     if arguments.report:
         write_result(arguments.report, played.page())
-        print(without_passwords(f"{arguments.report}: drawn"), file=sys.stderr)
+        say(f"{arguments.report}: drawn")
     if arguments.format == "json":
         print_json(played.document() | (errors_json(played.failed) if played.failed else {}))
         return InfeasibleError.exit_status if played.failed else 0
-    print(played.text())
+    for line in played.text().split("\n"):
+        print_line(line)
     if played.failed:
         raise InfeasibleError(played.failed)
     return 0

@@ -164,6 +164,34 @@ def test_a_target_is_looked_at_before_the_search(spec_file, spec_folder, monkeyp
         assert f" must be a writable file; {reason}; choose another [S904]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "target"),
+    [
+        *((["plan", "spec.yaml"], target) for target in ("spec.yaml", "./spec.yaml", "loads.json", "link", "nowhere")),
+        *((["report", "spec.yaml"], target) for target in ("spec.yaml", "loads.json", "link")),
+        *((["experts", "loads.json", "--gpus", "2", "--nodes", "1"], target) for target in ("loads.json", "nowhere")),
+    ],
+)
+def test_no_result_replaces_what_the_call_reads_or_follows_a_link(
+    spec_file, spec_text, spec_folder, tmp_path, monkeypatch, capsys, command, target
+):
+    """-o with the spec, with the loads that it names, or with a link, exits with 2 and writes nothing."""
+    spec_file(spec_text.replace("  alpha: 1.01\n  seed: 0\n", "  file: loads.json\n"))
+    (folder := tmp_path / "here").mkdir()
+    for path in spec_folder.iterdir():
+        if path.is_file() and path.name in ("spec.yaml", "config.json", "loads.json"):
+            (folder / path.name).write_bytes(path.read_bytes())
+    monkeypatch.chdir(folder)
+    Path("mine").write_text("mine")
+    Path("link").symlink_to("mine")
+    Path("nowhere").symlink_to("not-there")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.exists()}
+    status = main([*command, "-o", target])
+
+    assert capsys.readouterr().err.count("[S904]") == 1
+    assert (status, {path.name: path.read_bytes() for path in folder.iterdir() if path.exists()}) == (2, before)
+
+
 def test_schema_is_json_schema(capsys):
     """It is right by the draft that it names, and the specs that ship are right by it."""
     assert main(["schema"]) == 0

@@ -137,6 +137,24 @@ def test_no_file_writes_to_the_terminal(spec_text, spec_folder, spec_file, capsy
     assert all(line.isprintable() for line in shown.splitlines())
 
 
+def test_no_name_of_a_file_writes_to_the_terminal(spec_file, spec_text, tmp_path, capsys):
+    """Names that are printed after the work is done are escaped as those in mistakes are."""
+    spec, plan = spec_file(spec_text, f"a{ESCAPE}.yaml"), tmp_path / f"{ESCAPE}.json"
+    calls = [
+        ["validate", spec],
+        ["plan", spec, "-o", plan, "--export", "sglang"],
+        ["report", spec, "-o", f"{plan}.html"],
+    ]
+    calls += [["render", spec, "-o", tmp_path / f"d{ESCAPE}"]]
+    calls += [["init", "--model", "deepseek-r1", "--gpu", "h200", "--nodes", "1", "-o", tmp_path / f"i{ESCAPE}"]]
+    statuses = [main(list(map(str, call))) for call in calls]
+    shown = "".join(capsys.readouterr())
+
+    assert statuses == [0] * len(calls)
+    assert shown.count(r"\x1b]0;owned\x07\u202e") >= len(calls)
+    assert all(line.isprintable() for line in shown.splitlines())
+
+
 @pytest.mark.parametrize(
     "address",
     [
