@@ -54,7 +54,10 @@ def _examples_text(command: str) -> str:
 def add_spec_or_plan(
     parser: argparse.ArgumentParser, *, default: str | None = None, metavar: str = "SPEC|PLAN.json"
 ) -> None:
-    """Add the positional spec or plan, and `-f`. `default` says what happens without it, and makes it optional."""
+    """Add the positional argument for a spec or plan, and the option `-f`.
+
+    With a `default`, the argument is optional, and `default` says what happens without it.
+    """
     accepted = "a spec in YAML, a plan in JSON, recognised by its content, or a rendered folder"
     parser.add_argument(
         "given",
@@ -67,7 +70,7 @@ def add_spec_or_plan(
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
-    """Add the positional spec and `-f`, for commands that take no plan."""
+    """Add the positional argument for a spec, and the option `-f`, for commands that take no plan."""
     parser.add_argument("spec", type=Path, metavar="SPEC", help="a YAML file")
     add_overlays(parser)
 

@@ -72,8 +72,8 @@ def say(sentence: str) -> None:
 def show_progress(work: str) -> Iterator[Callable[[str, float], None]]:
     """Show `work` and the time it has taken on a terminal while the context lasts; without a terminal, show nothing.
 
-    The context is a function that takes a part of the work and the fraction of the work done. Once it is called, the
-    time that is left at this rate is shown as well.
+    The context yields a function that takes the name of a part of the work and the fraction of the work done. Once it
+    is called, the time that is left at this rate is shown as well.
     """
     if not sys.stderr.isatty():
         yield lambda _, __: None
