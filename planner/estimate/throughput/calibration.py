@@ -234,7 +234,7 @@ def _case_of_row(row: Measurement, case: Case) -> Case:
 
 
 def _measured_rate(row: Measurement, case: Case) -> float:
-    """Return the measured tokens/s of one GPU, computed from TPOT if the row has that."""
+    """Return the measured tokens/s of one GPU, computed from TPOT if the row gives TPOT."""
     if row.tokens_per_s_per_gpu is not None:
         return row.tokens_per_s_per_gpu
     assert row.tpot_ms is not None

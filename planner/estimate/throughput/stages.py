@@ -203,7 +203,8 @@ def _prompt_attention(
 ) -> Spans:
     """Return the seconds of prefill's attention spans. The host's launch time is a floor for both parts together.
 
-    `compute` is the factor on times of kernels that lose processors to exchanges, `slower` on other kernels' times.
+    `compute` multiplies the times of kernels that lose processors to exchanges, and `slower` the times of all other
+    kernels.
     """
     machine = setup.machine
     into = operations.prompt_attention_input_time(machine, layer.attention, tokens) * compute
