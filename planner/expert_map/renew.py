@@ -105,7 +105,10 @@ def _meets_constraints(problem: Problem, slots_LGS: Ints, keeps_groups_whole: bo
 
 
 def _num_matched_nodes(problem: Problem, within_nodes: bool) -> int:
-    """Return the number of nodes whose GPUs must stay together in renumbering; 1 if any two GPUs may be swapped."""
+    """Return into how many parts renumbering divides the GPUs, each of which stays together.
+
+    The parts are the nodes; or one part with all GPUs, if any two GPUs may be swapped.
+    """
     return problem.sizes.num_nodes if within_nodes or problem.split != "equal" else 1
 
 
