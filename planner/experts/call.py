@@ -66,7 +66,7 @@ def read_call(arguments: argparse.Namespace) -> ExpertsCall:
 def wrong_arguments(
     call: ExpertsCall, num_experts: int | None, first_layer: int | None = None, *, drops_rows: bool = False
 ) -> Iterator[Finding]:
-    """Yield the mistakes in `call`. If `num_experts` is unknown, yield those that do not depend on it.
+    """Yield the mistakes in `call`. If `num_experts` is unknown, yield only mistakes that do not depend on it.
 
     `first_layer` is the first MoE layer as LOADS record it. `drops_rows` tells whether the rows of dense layers are
     dropped because of --first-layer.
