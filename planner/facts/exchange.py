@@ -48,7 +48,10 @@ class Exchange:
 
     @property
     def is_one_world(self) -> bool:
-        """Return whether all ranks share one NVSHMEM world. With normal kernels alone, each local index has a world."""
+        """Return whether all ranks share one NVSHMEM world.
+
+        With normal kernels alone, each local index has a world of its own.
+        """
         return self.kernels != ("normal",)
 
     def num_without_nics(self, num_joined: int) -> int:

@@ -59,10 +59,10 @@ def read_file(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_optional_file(path: Path, most_bytes: int = MAX_FILE_BYTES) -> bytes | None:
-    """Return the content of a file; None if the path has none, nor a link.
+    """Return the content of a file; None if there is neither a file nor a link at the path.
 
-    Raises OSError as `read_file` does, and for what is no file: reading a pipe would wait for a writer. A path that
-    leads outside the allowed folders gets the same error whether or not something is there.
+    Raises OSError as `read_file` does, and for anything that is not a file: reading a pipe would wait for a writer. A
+    path that leads outside the allowed folders gets the same error whether or not something is there.
     """
     _require_within_bounds(path)
     if not os.path.lexists(path):

@@ -46,7 +46,7 @@ class ReuseCurve:
     twice_share: float  # share of all uses that are the second one of their block
 
     def interpolate(self, value: float, given: str, wanted: str) -> float:
-        """Return the field `wanted` where the field `given` has this value.
+        """Return the value of the field `wanted` at the point where the field `given` has this `value`.
 
         The curve is straight between points, and constant after the last.
         """

@@ -48,7 +48,7 @@ class GroupedAttention:
 
     @property
     def only_kv(self) -> None:
-        """Return None: kernels can store KV in any precision, so none is the only one."""
+        """Return None: kernels can store KV in any precision, so no single precision is required."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
         """Return the matrices of queries, keys, values and the output, with biases, sinks and norms."""

@@ -59,7 +59,7 @@ class LatentAttention:
 
     @property
     def only_kv(self) -> None:
-        """Return None: kernels can store KV in any precision, so none is the only one."""
+        """Return None: kernels can store KV in any precision, so no single precision is required."""
 
     @property
     def expansion(self) -> int:
