@@ -224,9 +224,8 @@ def _read_fp8(said: Mapping[str, Any], experts: Any) -> Quantisation | None:
 def _read_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
     """Read a ModelOpt file: one format for all linear modules, or one for each module in `quantized_layers`.
 
-    Returns None if the file quantises nothing, and `Unplanned` for an unknown format.
-
-    An NVFP4 file without a list of excluded modules is read as if it had the list of NVIDIA's DeepSeek-V3.
+    Return None if the file quantises nothing, and `Unplanned` if it has an unknown format. An NVFP4 file without a list
+    of excluded modules is read as if it had the list of NVIDIA's DeepSeek-V3.
     """
     algorithm = said.get("quant_algo")
     if algorithm is None:
