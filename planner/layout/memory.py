@@ -264,7 +264,10 @@ def _sparse_buffer(spec: ResolvedSpec, model: Model, section: PhaseSpec, kv_valu
 
 
 def _report_misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
-    """Return the finding that no request fits, with a limit that is too high, or else the field of the largest part."""
+    """Return the finding that no request fits.
+
+    The finding names a limit that is too high or, if none is, the field that decides the largest part of the memory.
+    """
     field = _find_high_limit(plan.phase, spec) or _largest_part_field(plan)
     rule = (
         f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "
