@@ -28,8 +28,8 @@ def read_input(
 ) -> "ResolvedSpec | Plan":
     """Return the spec or plan in the file at `path`, or the plan of a rendered folder. The file is read only once.
 
-    `overlays` apply to a spec. For a plan, the caller refuses them. `contents` has the bytes at paths that are not
-    files but were given as text. Raises SpecError or CallError if `path` has neither spec nor plan.
+    `overlays` apply to a spec; if the file is a plan, the caller refuses them. `contents` has the bytes at paths that
+    are not files but were given as text. Raises SpecError or CallError if `path` has neither spec nor plan.
     """
     if path in contents or not path.is_dir():
         content = _content(path, contents)
