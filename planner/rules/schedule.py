@@ -25,7 +25,7 @@ SCHEDULE_OPTIONS = tuple(each for fields in AUTO_OPTIONS.values() for each in fi
 
 
 def reset_spent_options(data: Mapping[str, Any], autos: frozenset[str]) -> dict[str, Any]:
-    """Return a spec's `data` with options reset to defaults that only the decision of an `auto` field reads.
+    """Return a spec's `data` in which options that only the decision of an `auto` field reads have their defaults.
 
     `autos` are the fields that were `auto` and are decided now.
     """
@@ -96,7 +96,7 @@ def units_are_set_once(c: ValidValues, phase: Phase) -> Iterator[Finding]:
 
 
 def options_need_auto(c: ValidValues, field: str) -> Iterator[Finding]:
-    """Reject an option that has an effect only if some field is `auto`, where that field has a value."""
+    """Reject an option that has an effect only while some field is `auto`, if that field has a value instead."""
     decided = next(path for path, fields in AUTO_OPTIONS.items() if field in fields)
     value: Any = c[field]
     c.require(decided)
@@ -110,7 +110,7 @@ def options_need_auto(c: ValidValues, field: str) -> Iterator[Finding]:
 def _offer_counts(place: str, given: list[str], wanted: list[str]) -> Fix | str:
     """Return a fix that says which numbers of units to remove and which to write.
 
-    Missing numbers are only words: the user alone knows them.
+    For missing numbers the fix has only words, since only the user knows the numbers.
     """
     missing, unwanted = [key for key in wanted if key not in given], [key for key in given if key not in wanted]
     if not missing:

@@ -63,7 +63,7 @@ class ValidValues:
         return isinstance(fields, dict) and fields.get(key) is not None
 
     def is_open(self, *paths: str) -> bool:
-        """Return whether the file says `auto` at one of `paths`, and the last of them, the field, has no value yet."""
+        """Return whether the file says `auto` at one of `paths`, and the field at the last of them has no value yet."""
         return bool(self.autos & set(paths)) and paths[-1] not in self.values
 
     @cached_property
