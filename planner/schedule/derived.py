@@ -74,12 +74,15 @@ def derive_days(
 
 
 def demand_from_units(profile: Sequence[float], units: float, most: float) -> tuple[float, ...]:
-    """Return each profile entry's demand, as a number of units, `[entries]`; an entry of `most` takes `units`."""
+    """Return each profile entry's demand, as a number of units, `[entries]`.
+
+    An entry as high as `most` takes `units` units, and other entries take units in proportion.
+    """
     return tuple(units * demand / most for demand in profile)
 
 
 def demand_from_rate(profile: Sequence[float], tokens_per_day: float, tokens_per_s: float) -> tuple[float, ...]:
-    """Return each profile entry's demand, as a number of units, `[entries]`; one unit serves `tokens_per_s`.
+    """Return each profile entry's demand, as a number of units, `[entries]`. One unit serves `tokens_per_s`.
 
     The `tokens_per_day` are spread over the entries in proportion to `profile`.
     """
