@@ -345,7 +345,7 @@ def _written_point(spec: ResolvedSpec, phase: Phase) -> tuple[int, float]:
 def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
     """Return how many full-length requests one GPU must hold.
 
-    Prefill computes one at a time and sends its KV away, so it is 1 there.
+    In prefill the number is 1, since prefill computes one request at a time and sends its KV away.
     """
     return 1 if phase == "prefill" or is_auto(section, "max_requests") else section.max_requests
 

@@ -243,8 +243,8 @@ def _candidate_fleets(
 ) -> Iterator[Fleet]:
     """Yield the fleets of the given `offers`, one for each phase, that may have the highest throughput.
 
-    With two free phases there are two such fleets: with one unit more of the first phase, the bottleneck moves from
-    the first phase to the other.
+    If the numbers of units of two phases are free, there are two such fleets: the one in which the first phase is the
+    bottleneck, and the one with a unit more of the first phase, in which the other phase is.
     """
     free = [phase for phase in offers if written[phase] is None]
     units = {phase: number or floor[phase] for phase, number in written.items()}

@@ -179,10 +179,10 @@ class _Search:
                 yield {**new, **self.extra_nodes, **new}
 
     def _joint_changes(self, relaxations: Sequence[Relaxation], share: float) -> Iterator[Change]:
-        """Yield one change that gives enough KV to several phases that lack it: the first successes for each, joined.
+        """Yield one change that gives enough KV to several phases that lack it.
 
-        `share` is as in `_feasible_changes`. Nothing is yielded unless the joint change makes the whole spec
-        feasible.
+        The change joins the first change that succeeds for each phase. `share` is as in `_feasible_changes`. Nothing is
+        yielded unless the joint change makes the whole spec feasible.
         """
         changes: dict[str, Any] = {}
         for phase in self.short if len(self.short) > 1 else ():
