@@ -50,5 +50,8 @@ def one_of(names: Iterable[str], *, or_text: bool = False) -> WithJsonSchema:
 
 
 def quantity_field(default: str, description: str, example: str | None = None) -> Any:
-    """Return a field for a number with a unit, whose default is such text. The example is the default unless given."""
+    """Return a field for a number with a unit. Its `default` is text, such as `10min`.
+
+    The example is the default unless given.
+    """
     return Field(default=default, validate_default=True, description=description, examples=[example or default])
