@@ -91,7 +91,7 @@ class Trigram:
         return np.stack(estimates, axis=1), np.log2(1 + context).astype(np.int64)
 
     def grams(self, stream: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the stream's unigrams, bigrams and trigrams as numbers."""
+        """Return (unigrams, bigrams, trigrams) of the stream, each n-gram as a number in base `vocab`."""
         s = stream.astype(np.int64)
         two = s[:-1] * self.vocab + s[1:]
         return s, two, two[:-1] * self.vocab + s[2:]
