@@ -56,7 +56,10 @@ def first_standing(launch: UnitLaunch) -> Standing:
 
 
 def read_epoch(content: bytes, launch: UnitLaunch, standing: Standing) -> Epoch:
-    """Return the epoch in a document. Raises EpochError if it is damaged, not of this unit or not next."""
+    """Return the epoch in a document.
+
+    Raises EpochError if the document is damaged, is not of this unit, or is not the epoch after `standing`.
+    """
     epoch = _read_of_unit(content, launch)
     _require(epoch, "predecessor", standing.digest, f"the unit is in epoch {standing.number}, and this is not the next")
     _require(epoch, "number", standing.number + 1, f"the unit is in epoch {standing.number}")

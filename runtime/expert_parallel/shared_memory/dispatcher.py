@@ -203,7 +203,10 @@ def _buffer(parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> Excha
 
 
 def _run_starts(sizes: Longs, stride: int) -> Longs:
-    """Return the index at which each run begins. The runs of `sizes[i]` lie one after another from i * stride on."""
+    """Return the index at which each run begins, in the order of `sizes`.
+
+    The runs of row i, with the lengths `sizes[i]`, lie one after another from the index i * stride on.
+    """
     flat = sizes.reshape(len(sizes), -1)
     begins = flat.cumsum(1) - flat + np.arange(len(flat))[:, None] * stride
     return begins.reshape(sizes.shape)
