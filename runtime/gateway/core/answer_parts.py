@@ -187,7 +187,7 @@ class AnswerReader:
             self._skips_space = not self._text
 
     def _read_until(self, mark: str) -> tuple[str, bool]:
-        """Take the text before `mark`, and the mark itself. Return (text, whether the mark has come).
+        """Take the text before `mark`, and the mark itself, out of the text. Return (text, whether the mark has come).
 
         If the mark has not come, leave the end of the text that may be the mark's beginning.
         """

@@ -277,9 +277,9 @@ def _read_json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
 
 
 def _thinking_option(thinks: bool, tokenizer: Tokenizer) -> dict[str, bool]:
-    """Return the template's variable that turns thinking on or off; empty if the model does so without it.
+    """Return the template's variable that turns thinking on or off, as `thinks` says.
 
-    Raises ApiError if the template gives no such choice.
+    Return no variable if the model does so without one. Raises ApiError if the template gives no such choice.
     """
     template = tokenizer.chat_template
     if template is not None and "thinking" in template.options:

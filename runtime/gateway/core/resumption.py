@@ -106,7 +106,7 @@ class ResumableRequest:
     def end(self, *, answered: bool = False) -> None:
         """End the request wherever it is. A second call does nothing.
 
-        `answered` is for an answer that ended at a stop string: its ranks do not know that it has ended.
+        `answered` says that its answer ended at a stop string. Its ranks do not know then that it has ended.
         """
         self._has_ended = True
         self._clock.end(answered=answered)
@@ -152,7 +152,7 @@ class ResumableRequest:
     def _current_size(self) -> RequestSize:
         """Return the request's size for the next ranks.
 
-        Tokens generated so far count as prompt, and at least one new token is left.
+        Tokens generated so far count as prompt, and at least one new token is expected.
         """
         num_generated = len(self._generated)
         return RequestSize(self._size.prompt_tokens + num_generated, max(self._size.new_tokens - num_generated, 1))

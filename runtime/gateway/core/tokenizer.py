@@ -81,8 +81,9 @@ class Tokenizer:
     def encode_whole(self, text: str) -> list[int]:
         """Return the ids of a text that contains its BOS already, as a chat's text does.
 
-        A batch lets other threads run, because it releases the interpreter's lock; a single text does not. The fast
-        form does not store each token's place in the text, which would take most of the memory.
+        The text is encoded as a batch of one: a batch releases the interpreter's lock, so that other threads run. The
+        library's fast function is used, since it does not store each token's place in the text, which would take most
+        of the memory.
         """
         with _convert_panics():
             return self.encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -90,8 +91,8 @@ class Tokenizer:
     def is_too_long(self, text: str, max_tokens: int) -> bool:
         """Return whether the text surely has over `max_tokens`, without encoding all of it.
 
-        A run of spaces may have a hundred characters a token, so longer and longer beginnings are encoded. The longest
-        has at most GROWTH times the characters that fit, however long the text is.
+        A run of spaces may have a hundred characters a token, so longer and longer beginnings of the text are encoded.
+        The longest one has at most GROWTH times the characters that fit, however long the text is.
         """
         length = max_tokens * CHARACTERS_A_TOKEN
         while length < len(text):
@@ -240,9 +241,10 @@ def byte_characters() -> list[str]:
 
 
 def _find_leading_bos(folder: Path, encoder: tokenizers.Tokenizer, settings: _TokenizerConfig) -> int | None:
-    """Return the id of the BOS that plain prompts get; None if they get none.
+    """Return the id of the BOS that plain prompts begin with; None if they begin with none.
 
-    add_bos_token decides. If it is absent, what counts is whether the tokenizer puts a BOS before an empty text.
+    The setting `add_bos_token` decides. Without that setting, plain prompts begin with a BOS if the tokenizer puts one
+    before an empty text.
     """
     bos_token = settings.special_texts().get("bos_token")
     bos_id = encoder.token_to_id(bos_token) if bos_token else None

@@ -157,10 +157,10 @@ class Rank:
         self._on_room()  # the room has changed, if only to less
 
     async def move_to(self, writer: asyncio.StreamWriter) -> None:
-        """Move the rank, with all its requests, to `writer`'s connection. Returns when it has moved.
+        """Move the rank, with all its requests, to the connection of `writer`. Returns when the rank has moved.
 
-        The rank announces the move on its old connection. So nobody else can take the rank's place, and all messages on
-        the old connection are read before those on the new one. Raises WireError if it does not move in time.
+        The rank announces the move on its old connection, so that nobody else can take its place. All messages on the
+        old connection are read before those on the new one. Raises WireError if the rank does not move in time.
         """
         ticket = secrets.token_hex(16)
         moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -100,7 +100,8 @@ class RequestSize:
     def work_at(self, phase: Phase, num_held: int = 0) -> Work:
         """Return the work of this request at a rank of `phase` that has its first `num_held` tokens in the cache.
 
-        On prefill ranks, KV does not count: it leaves with the first token, and requests that wait have none.
+        On prefill ranks, KV does not count: a request's KV leaves with its first token, and waiting requests have no
+        KV.
         """
         kv_tokens = round_up_to_page(self.prompt_tokens + self.new_tokens)
         if phase == "decode":

@@ -267,9 +267,9 @@ class Registry:
         return rank
 
     async def _renew(self, hello: Hello, writer: asyncio.StreamWriter) -> Rank:
-        """Return the connected rank with this Hello, once it has moved to this connection.
+        """Return the connected rank with this Hello, once the rank has moved to this connection.
 
-        Raises WireError if it is not connected, has another certificate, or does not move in time.
+        Raises WireError if the rank is not connected, has another certificate, or does not move in time.
         """
         self._require_own_certificate(hello, writer)
         rank = self._roster.get(hello.unit, hello.rank)

@@ -171,7 +171,7 @@ def embedding_room(ranks: Sequence[RankLoad]) -> int | None:
 
 
 def num_requests(ranks: Sequence[RankLoad]) -> int:
-    """Return the number of requests at these ranks. One that goes on to decode counts at its decode rank alone."""
+    """Return the number of requests at these ranks. A request that goes on to decode counts only at its decode rank."""
     _, rest = _split_by_role(ranks)
     return sum(load.work.num_requests for load in rest)
 
@@ -264,7 +264,7 @@ def _costs(policy: Policy, ranks: Sequence[RankLoad], size: RequestSize, find_he
 
 
 def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
-    """Return how long a rank would take to have computed the prompt, in units of the time of one prompt token.
+    """Return the time until a rank would have computed the prompt, in units of the time of one prompt token.
 
     The tokens in a mixed rank's KV add to the time, because such a rank also makes tokens.
     """
@@ -275,10 +275,10 @@ def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
 
 
 def _spread_growth(total: Work, work: Work) -> Callable[[Work, int], float]:
-    """Return a function that says how much more unevenly ranks would be loaded if a decode rank got `work`.
+    """Return a function that says how much `work` would increase the spread of load if a decode rank got it.
 
-    The function takes the rank's load and the number of tokens to send there. Its values are in proportion to the
-    growth of the spread of requests and KV over ranks. A token to be sent counts like SENT_TOKEN tokens of KV.
+    The function takes the rank's load and the number of tokens to send there. The spread is that of requests and KV
+    over ranks, and the values are in proportion to its growth. A token to be sent counts like SENT_TOKEN tokens of KV.
     """
     after = total + work
     requests, kv = work.num_requests / after.num_requests**2, work.kv_tokens / after.kv_tokens**2

@@ -14,7 +14,7 @@ MIN_DIFFERENCE_US = 5_000  # assumed: smaller differences come from one request 
 
 
 def find_straggler(own_us: Sequence[int]) -> tuple[int, float] | None:
-    """Return the number of the slow rank, and how many times longer it takes than its peers; None without one.
+    """Return (the number of the slow rank, how many times longer it takes than its peers); None if no rank is slow.
 
     `own_us` has each rank's own microseconds in a step, or 0 for a rank that has reported none.
     """
