@@ -49,9 +49,10 @@ class DeepseekV3(nn.Module):
         nodes: Sequence[str] | None = None,
         max_step_tokens: int | None = None,
     ) -> None:
-        """Build the model. `nodes`: the node of each rank, for tokens that prefer near replicas (`ReplicaTable`).
+        """Build the model.
 
-        `max_step_tokens`: the most tokens of any rank if no step has prompts; then a device need not wait for sizes.
+        `nodes` has the node of each rank, for tokens that prefer near replicas (`ReplicaTable`). `max_step_tokens` is
+        the most tokens of any rank in a step if no step has prompts; with it, a device need not wait for sizes.
 
         Raises RuntimeFailure if `backend` is deterministic and the unit's dispatcher is not.
         """

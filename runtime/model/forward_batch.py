@@ -103,7 +103,7 @@ class ForwardBatch:
         return torch.tensor(list(values), dtype=torch.long, device=self._device)
 
     def _pad_tables(self, tables: list[PageTable]) -> Tensor:
-        """Return tables [B, J]. Shorter tables are filled up with page 0, which is not read."""
+        """Return the tables as one tensor [B, J]. Shorter tables are filled up with page 0, which is not read."""
         max_pages = max(map(len, tables), default=0)
         pages = (page for table in tables for page in table + [0] * (max_pages - len(table)))
         return self._integers(pages).view(len(tables), max_pages)

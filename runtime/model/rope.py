@@ -92,7 +92,7 @@ class RotaryTable:
 
 
 def read_rope(document: dict[str, Any], path: Path) -> tuple[float, Yarn | None]:
-    """Return theta and YaRN (None without it) from a config.
+    """Return theta and YaRN's parameters from a config; None in place of the parameters without YaRN.
 
     Both are published as `rope_theta` and `rope_scaling`, and by newer tools as `rope_parameters`. Raises
     CheckpointError for any other kind of positions.
