@@ -141,7 +141,7 @@ class Network:
     def say_loaded(self, loaded: float) -> None:
         """Send the gateways the loaded share of this rank's tensors, from 0 to 1.
 
-        Raises the error that ended this thread, such as a gateway's refusal, so that loading stops.
+        Raises the error that ended the network's thread, such as a gateway's refusal, so that loading stops.
         """
         self.check()
         self._soon(self._links.say_state, State("loading", loaded))

@@ -44,9 +44,9 @@ class Membership:
         self._keeping_up: Future[None] | None = None  # kept here, because asyncio has only weak references to tasks
 
     def join(self) -> int:
-        """Wait until the leader has given this node a place, and return its number.
+        """Wait until the leader has given this node a place, and return the place's number.
 
-        Raises RuntimeFailure if the leader gives none, or none within `JOIN_TIMEOUT_S`.
+        Raises RuntimeFailure if the leader refuses a place, or gives none within `JOIN_TIMEOUT_S`.
         """
         listener = listen(self._claim.address, self._launch.ports.places, "where the unit's nodes meet")
         loop = asyncio.new_event_loop()
