@@ -141,8 +141,8 @@ class Needs:
 def read_needs(plan: Plan) -> Needs:
     """Return everything that `plan` needs from a cluster.
 
-    Raises InfeasibleError if the plan cannot be rendered or an object is wrong. An overlay may write anything
-    anywhere; without this check the server would refuse the object during `up`.
+    Raises InfeasibleError if the plan cannot be rendered, or if an object is wrong. Objects are checked because an
+    overlay may write anything anywhere, and the server would refuse a wrong object only during `up`.
     """
     rendered = plan_objects(plan)
     objects = tuple(each.manifest for each in rendered.all_objects())
