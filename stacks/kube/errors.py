@@ -98,7 +98,7 @@ class ForeignError(ProviderError):
     def __init__(self, reference: Reference, managers: Sequence[str], *, is_the_plans: bool = False) -> None:
         """Build a message that names the object and the managers of its fields.
 
-        `is_the_plans`: the object has the plan's label, as objects applied from a rendered folder do.
+        `is_the_plans` says that the object has the plan's label, as objects applied from a rendered folder do.
         """
         owners = ", ".join(managers) or "nobody on record"
         fix = "delete it, or give this one another name: Tidemill never takes over what it did not create"

@@ -109,7 +109,7 @@ def foresee_create(api: Api, manifest: Manifest, *, adopts: bool = False) -> Non
 
 
 def update(api: Api, old: Manifest, manifest: Manifest, patience: Patience, *, waits: bool = True) -> StoredObject:
-    """Update the object made from `old` to `manifest`, overwriting manual edits. Create it if it no longer exists.
+    """Update the object made from `old` to `manifest`, overwriting manual edits. Create it anew if it is gone.
 
     If `waits`, wait until the object is ready. Raises NotReadyError if the update was stored, or may have been, and the
     object is not ready.
@@ -178,7 +178,7 @@ def find_frozen_changes(api: Api, manifest: Manifest, changed: Sequence[Differen
 def read(api: Api, manifest: Manifest) -> FoundObject | None:
     """Return the present state of the object made from `manifest`; None if it no longer exists.
 
-    Also None if an object of another owner now has its name: `create` will say whose object that is.
+    Return None too if an object of another owner now has its name: `create` will say whose object that is.
     """
     try:
         live = api.get(Reference.from_manifest(manifest))
