@@ -155,9 +155,8 @@ def require_free(listeners: Iterable[Listener]) -> None:
 def follow(folder: RunFolder, refresh_s: float = math.inf) -> Iterator[Record]:
     """Yield the record at every change, and every `refresh_s` seconds, as long as the supervisor lives.
 
-    An unreadable record is skipped if the supervisor is our own child process; otherwise it raises LocalError.
-
-    Raises LocalError if the deployment fails.
+    If the supervisor is our own child process, unreadable records are skipped; otherwise they raise LocalError. Raises
+    LocalError too if the deployment fails.
     """
     last, said_at = None, 0.0
     while True:

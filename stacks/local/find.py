@@ -45,7 +45,7 @@ def find_deployment(given: Path | None, overlays: Sequence[Path] = ()) -> RunFol
 
 
 def find_all(given: Path | None, overlays: Sequence[Path] = ()) -> list[RunFolder]:
-    """Return the running deployments that `given` names: a spec, a plan or a name. If it is None, return all.
+    """Return the running deployments that `given` names: a spec, a plan or a name. If `given` is None, return all.
 
     Overlays without a spec apply to the demo, as in `up`.
     """

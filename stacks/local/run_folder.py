@@ -125,9 +125,9 @@ class RunFolder:
         return record is not None and _was_cut_off(record)
 
     def close(self) -> None:
-        """Write into the record that a deployment whose supervisor was killed has been stopped.
+        """Record that the deployment, whose supervisor was killed, has been stopped.
 
-        Raises OSError if that cannot be written, and LocalError if another process holds the lock.
+        Raises OSError if the record cannot be written, and LocalError if another process holds the lock.
         """
         with self.hold_lock():
             record = self.read()
