@@ -41,8 +41,8 @@ def steady_steps(busy: float) -> float:
 def next_steps(steps: float, arrivals: float, rate: float, seconds: float) -> float:
     """Return the steps of prompts that wait or run at a group after `seconds`, from the present `steps`.
 
-    `arrivals` and `rate` (mu) are in steps a second. Solves x + a rho(x) = c + a for a = seconds x mu and c = steps
-    + seconds x arrivals - a: a quadratic equation.
+    `arrivals` and `rate` (mu) are in steps a second. The result x solves a quadratic equation, x + a rho(x) = c + a,
+    with a = seconds x mu and c = steps + seconds x arrivals - a.
     """
     a = seconds * rate
     c = steps + seconds * arrivals - a

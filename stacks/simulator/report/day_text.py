@@ -54,7 +54,8 @@ def describe_day(column: DayColumn) -> str:
 def figure_rows(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield the table's rows, the heading first.
 
-    A single variant has a column for each of three speeds. Several variants have one each, at the expected speed.
+    A single variant has a column for each of three speeds. Of several variants, each has one column, at the expected
+    speed.
     """
     if len(columns) == 1:
         return _speed_rows(columns[0])
