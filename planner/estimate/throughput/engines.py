@@ -56,7 +56,7 @@ class EngineModel:
 
 @cache
 def engine_model(name: str) -> EngineModel:
-    """Return the constants of engine `name`, which is an engine of specs or a published system."""
+    """Return the constants of the engine `name`: an engine that specs may choose, or a published system."""
     return read_engine(engines_json(), name)
 
 
