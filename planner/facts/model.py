@@ -263,7 +263,7 @@ def _kv_bytes_per_token(model: Model, bytes_per_value: int) -> int:
 
 @lru_cache(maxsize=64)
 def _with_drafts(model: Model) -> Model:
-    """Return `Model.with_drafts`, cached so that its own caches are used."""
+    """Return `Model.with_drafts`, cached so that the caches of the returned model are used."""
     assert model.draft_layer is not None
     return replace(model, layers=(*model.layers, model.draft_layer), drafts=True)
 
