@@ -81,7 +81,7 @@ def _check_digests(plan: Plan, data: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _check_document_digest(plan: Plan, data: Mapping[str, Any]) -> Iterator[Finding]:
-    """Report a document-digest mismatch: content that only reviewers read was edited."""
+    """Yield a finding if the document's digest does not match: content that only reviewers read was edited."""
     yield from _compare_digests("document_digest", plan.document_digest, document_digest(data))
 
 
