@@ -370,7 +370,7 @@ class AllToAllDispatcher:
         return rows_RX.index_select(0, is_for_RW.T.nonzero_static(size=num_rows)[:, 1])
 
     def rank_mask(self, ranks_RK: Tensor) -> Tensor:
-        """Return [R, W]: whether rank w is among the ranks `ranks_RK[r]` of row r."""
+        """Return a mask [R, W] that says whether rank w is among the ranks `ranks_RK[r]` of row r."""
         is_among_RW = ranks_RK.new_zeros(len(ranks_RK), self.group.size, dtype=torch.bool)
         return is_among_RW.scatter_(1, ranks_RK, True)
 
