@@ -279,7 +279,10 @@ class ChatBody(GenerationBody, kw_only=True):
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """The variables for the chat template. Those in `chat_template_kwargs` win over the named fields."""
+        """The variables for the chat template.
+
+        Variables in `chat_template_kwargs` take precedence over the named fields.
+        """
         effort = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
         named = {"reasoning_effort": effort, "verbosity": self.verbosity}
         return {name: value for name, value in named.items() if value} | (self.chat_template_kwargs or {})

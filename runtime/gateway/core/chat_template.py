@@ -197,9 +197,9 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
 
 
 def _delay_filter(name: str, plain: jinja2.Environment) -> Callable[..., Any]:
-    """Return the filter `name`, made to take a context.
+    """Return the filter `name` in a form that takes a context, so that it runs only while a template is rendered.
 
-    Jinja evaluates filters without a context already when it compiles a template.
+    Jinja evaluates a filter without a context already when it compiles a template.
     """
 
     @jinja2.pass_context

@@ -38,9 +38,9 @@ class Strangers:
         return max(MAX_STRANGERS - len(self._known), 0)
 
     def make_room(self) -> bool:
-        """Make room for one more connection.
+        """Make room for one more connection, and return True.
 
-        If there is no room, end the oldest stranger of the host that has most strangers. Return True.
+        If there is no room, end the oldest stranger of the host that has most strangers.
         """
         if not self.num_free:
             ((crowd, _),) = Counter(host for host, _ in self._known.values()).most_common(1)

@@ -211,7 +211,7 @@ class Registry:
     def report(self) -> dict[str, Any]:
         """Return the body of /readyz.
 
-        By its `pid`, the process that started a gateway knows that it is this gateway that answers.
+        The body has the `pid` by which the process that started a gateway knows that this gateway answers.
         """
         units = self.units()
         ready_phases = {unit.phase for unit in units if unit.is_ready}
