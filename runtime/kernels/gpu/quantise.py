@@ -26,7 +26,10 @@ GROUPS = 8  # groups of a row in one program: 1,024 channels, 8 for each of the 
 
 
 def rows(x_RD: Tensor, power_of_two: bool, by_columns: bool) -> Quantised:
-    """Return rows [R, D] as codes and scales; D is a multiple of 128. The scales lie `by_columns` or by rows."""
+    """Return rows [R, D] as codes and scales. D is a multiple of 128.
+
+    The scales lie in memory column by column if `by_columns`, else row by row.
+    """
     x_RD = x_RD.contiguous()
     return _launch(x_RD, x_RD.shape[-1], power_of_two, by_columns, None, is_gated=False)
 
