@@ -265,9 +265,9 @@ def _files_in(folder: int) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _walk_folders(folder: int) -> Iterator[tuple[str, int]]:
-    """Yield name and descriptor of each of our folders in `folder`. Each is removed afterwards if it is empty.
+    """Yield (name, descriptor) of each of our folders in `folder`. A folder that is empty afterwards is removed.
 
-    A folder that cannot be read is left out: the others still need cleaning.
+    A folder that cannot be read is left out, since the others still need cleaning.
     """
     names = []
     with suppress(OSError), os.scandir(folder) as entries:
