@@ -81,23 +81,23 @@ class DeepseekV3(nn.Module):
             round_scales_up(self)
 
     def forward(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
-        """Return hidden states [T, D] of a step's tokens, chunk by chunk; T may be 0.
+        """Compute a step. Return the hidden states [T, D] of its tokens, chunk by chunk; T may be 0.
 
-        Latents are written to `cache`.
+        The tokens' latents are written to `cache`.
         """
         steps = self._micro_batches(prefilling, decoding)
         return self._run(steps, lambda step: self._hidden_states(step, cache, step))
 
     def next_logits(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
-        """Do a step as `forward` does, and return the logits after the last token of each chunk: [chunks, vocab]."""
+        """Compute a step as `forward` does. Return the logits after the last token of each chunk, [chunks, vocab]."""
         return self.logits_of_step(self._micro_batches(prefilling, decoding), cache)
 
     def logits_of_step(self, micro_batches: list[ForwardBatch], cache: LatentCache) -> Tensor:
-        """Do a step with the tensors of these micro-batches, and return its logits: [answering tokens, vocab]."""
+        """Compute a step with the tensors of these micro-batches. Return its logits, [answering tokens, vocab]."""
         return self._run(micro_batches, lambda step: self._next_logits(step, cache))
 
     def last_hidden_states(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
-        """Do a step as `forward` does, and return the hidden states of the last token of each chunk: [chunks, D]."""
+        """Compute a step as `forward` does. Return the hidden states of the last token of each chunk, [chunks, D]."""
         steps = self._micro_batches(prefilling, decoding)
         return self._run(steps, lambda step: self._hidden_states(step, cache, step.select_answering()))
 

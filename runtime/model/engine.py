@@ -130,9 +130,9 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache) -> Tensor:
-        """Return the logits after each chunk's last token, then of each decoding request: [chunks + requests, vocab].
+        """Compute a step. Return the logits after each chunk's last token, then of each decoding request.
 
-        The tokens' latents are in `cache` afterwards.
+        They are [chunks + requests, vocab]. The tokens' latents are in `cache` afterwards.
         """
         if self._captured is not None and not prefilling:
             return self._captured.next_logits(decoding)
@@ -142,9 +142,9 @@ class Engine:
     def step_to_embed(
         self, prefilling: Sequence[Chunk], decoding: Sequence[Chunk], cache: LatentCache
     ) -> tuple[Tensor, Tensor]:
-        """Do a step. Return the logits, and the hidden states behind them: [chunks + requests, hidden_size] in FP32.
+        """Compute a step. Return its logits, and the hidden states behind them in FP32.
 
-        For other ranks this is a step like any other.
+        The hidden states are [chunks + requests, hidden_size]. For other ranks this is a step like any other.
         """
         x_TD = self.model.last_hidden_states(prefilling, decoding, cache)
         return self.model.logits(x_TD), self.model.apply_final_norm(x_TD)
