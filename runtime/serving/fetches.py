@@ -124,7 +124,7 @@ class Fetches:
     def abort(self, request_id: str) -> list[Request]:
         """Drop the prompt of a request that nobody waits for.
 
-        Return the request in a list; the list is empty if its prompt is not among these.
+        Return the request in a list; the list is empty if the prompt does not wait here.
         """
         aborted = [request for request in self if request.id == request_id]
         for fetch in self._fetches:

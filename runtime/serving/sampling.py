@@ -136,7 +136,11 @@ def _penalise_repetition(
 
 
 def _penalise_frequency(logits_V: Tensor, sampling: Sampling, generated: Sequence[int]) -> Tensor:
-    """Return logit - count x frequency_penalty - (count > 0) x presence_penalty."""
+    """Return the logits, lowered for tokens that the answer has already.
+
+    The formula is logit - count x frequency_penalty - (count > 0) x presence_penalty, with the token's count in
+    `generated`.
+    """
     if not generated or sampling.frequency_penalty == sampling.presence_penalty == 0:
         return logits_V
     counts = Counter(generated)
