@@ -84,19 +84,19 @@ class GatewayLinks:
             await asyncio.sleep(LOOK_S if are_up else RETRY_S)
 
     def say_state(self, state: State) -> None:
-        """Send this rank's state to every gateway. A gateway that comes later gets it then."""
+        """Send this rank's state to every gateway. A gateway that connects later gets it then."""
         self._state = state
         for link in self._links.values():
             link.say_state(state)
 
     def say_hello_again(self, loaded: Hello) -> None:
-        """Send what this rank has loaded to every gateway. A gateway that comes later gets it then."""
+        """Send what this rank has loaded to every gateway. A gateway that connects later gets it then."""
         self._loaded_hello = loaded
         for link in self._links.values():
             link.say_hello_again(loaded)
 
     def say_load(self, load: Load) -> None:
-        """Send this rank's load to every gateway. A gateway that comes later gets it then."""
+        """Send this rank's load to every gateway. A gateway that connects later gets it then."""
         self._load = load
         for link in self._links.values():
             link.say_load(load)

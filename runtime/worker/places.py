@@ -154,5 +154,8 @@ class Roll:
 
 
 def _log_sentence(sentence: str) -> None:
-    """Log a sentence without the prefix of errors: nothing ends, and an unknown peer may have written parts of it."""
+    """Log a sentence without the prefix of errors, since nothing ends.
+
+    An unknown peer may have written parts of the sentence.
+    """
     print(f"places: {sentence}", file=sys.stderr, flush=True)
