@@ -21,8 +21,8 @@ from planner.problems.errors import InfeasibleError
 from planner.problems.fix import Fix
 from planner.rules.table import findings_at, refusals_of
 from planner.search.auto import Choice, Former, decide, decide_near
-from planner.search.decision import FIELDS
 from planner.search.repair import require_feasible
+from planner.spec.decision import FIELDS
 from planner.spec.resolved import ResolvedSpec
 
 if TYPE_CHECKING:

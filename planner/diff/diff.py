@@ -33,7 +33,7 @@ from planner.plan.plan import Plan
 from planner.plan.row import Row
 from planner.problems.finding import Finding
 from planner.report.report import Report
-from planner.search.decision import DEFAULT, FIELDS
+from planner.spec.decision import DEFAULT, FIELDS
 
 NUMBERS = re.compile(r"[\d.,:%\s-]+")
 NO_FIGURES = "a rendered folder keeps none"

@@ -16,7 +16,7 @@ from planner.plan.sections import LiveMap, Map, Memory, ModelShape, Reads
 from planner.problems.fix import apply_change
 from planner.rules.schedule import reset_spent_options
 from planner.search.auto import Choice
-from planner.search.decision import DEFAULT, Decision
+from planner.spec.decision import DEFAULT, Decision
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 

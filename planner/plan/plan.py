@@ -51,7 +51,7 @@ from planner.plan.sections import (
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.schedule.schedule import Timetable, plan_schedule
-from planner.search.decision import Decision
+from planner.spec.decision import Decision
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.schema import GatewaySpec, Spec
 from planner.spec.section import Section

@@ -21,7 +21,7 @@ from planner.plan.plan import Plan
 from planner.plan.row import Provenance, Row, make_rows
 from planner.plan.sections import Step
 from planner.report.prerequisites import prerequisites
-from planner.search.decision import DEFAULT
+from planner.spec.decision import DEFAULT
 from planner.spec.operating_point import CACHE_READ_RATE
 from planner.spec.request_lengths import describe_assumed_lengths
 

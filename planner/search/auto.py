@@ -45,7 +45,10 @@ from planner.layout.memory import memory_of
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.rules.check import change_spec
 from planner.rules.engine_limits import runs_layout
-from planner.search.decision import (
+from planner.search.fleet import Demand, count_nodes, require_speeds, traffic_demand, with_max_nodes
+from planner.search.unit_sizes import ep_sizes, even_redundants
+from planner.search.windows import decide_windows
+from planner.spec.decision import (
     AS_BEFORE,
     DEFAULT,
     FIELDS,
@@ -54,9 +57,6 @@ from planner.search.decision import (
     is_auto,
     needs_speed,
 )
-from planner.search.fleet import Demand, count_nodes, require_speeds, traffic_demand, with_max_nodes
-from planner.search.unit_sizes import ep_sizes, even_redundants
-from planner.search.windows import decide_windows
 from planner.spec.kv_cache import KvCacheSpec
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec

@@ -18,9 +18,9 @@ from planner.facts.terms import Phase
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
-from planner.search.decision import is_auto
 from planner.search.ranked import AcceptedLayout, RejectedLayout
 from planner.search.series import NumberSeries, Series, first_success, make_fix
+from planner.spec.decision import is_auto
 from planner.spec.request_lengths import describe_assumed_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import is_undecided

@@ -26,8 +26,8 @@ from planner.problems.errors import SpecError
 from planner.problems.finding import Finding
 from planner.rules.check import change_spec
 from planner.schedule.derived import round_up_units
-from planner.search.decision import Decision
 from planner.spec.cluster import MAX_NODES
+from planner.spec.decision import Decision
 from planner.spec.phase import MAX_UNITS
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO, is_undecided

@@ -23,12 +23,12 @@ from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
 from planner.rules.check import change_spec
 from planner.search.broken_slo import require_slo
-from planner.search.decision import FIELDS, Decision, is_auto
 from planner.search.fleet import MOST_REFUSED, Demand, Fleet, Offer, fill_nodes, meet_demand, units_by_offer
 from planner.search.ranked import AcceptedLayout, PhaseSearch, RejectedLayout, summarize_search
 from planner.search.trials import try_layouts
 from planner.search.windows import most_units
 from planner.spec.cluster import MAX_NODES
+from planner.spec.decision import FIELDS, Decision, is_auto
 from planner.spec.phase import MAX_UNITS
 from planner.spec.request_lengths import describe_assumed_lengths
 from planner.spec.resolved import ResolvedSpec

@@ -32,9 +32,9 @@ from planner.estimate.utilisation import SLO_MARGIN
 from planner.facts.terms import Phase
 from planner.rules.attention import attention_sizes
 from planner.rules.engine_limits import runs_layout
-from planner.search.decision import MAX_REQUESTS, is_auto
 from planner.search.ranked import AcceptedLayout, RejectedLayout
 from planner.search.unit_sizes import ep_sizes, even_redundants
+from planner.spec.decision import MAX_REQUESTS, is_auto
 from planner.spec.phase import PhaseSpec
 from planner.spec.request_lengths import request_lengths
 from planner.spec.resolved import ResolvedSpec

@@ -22,7 +22,7 @@ from planner.schedule.derived import (
     derive_days,
     round_up_units,
 )
-from planner.search.decision import Decision
+from planner.spec.decision import Decision
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schedule import ScheduleSpec
 from planner.spec.traffic import TrafficSpec

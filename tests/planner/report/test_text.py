@@ -16,7 +16,7 @@ from planner.report.rows import report_of, rows_of
 from planner.report.summary import summary
 from planner.report.text import find_unit, plan_text, read_tables, unit_text
 from planner.rules.check import change_spec, check_spec
-from planner.search.decision import DEFAULT
+from planner.spec.decision import DEFAULT
 from tests.planner.layout.test_memory import PAIR
 from tests.planner.test_shipped_specs import SPECS
 

@@ -4,7 +4,7 @@ import pytest
 
 from planner.compiler import run_passes
 from planner.rules.check import change_spec
-from planner.search.decision import AS_BEFORE
+from planner.spec.decision import AS_BEFORE
 from tests.planner.search.test_smallest_cluster import spec_of
 
 OUTPUT_TOKENS = 2e10  # for which prefill gets units of two nodes
