@@ -24,8 +24,8 @@ from planner.facts.terms import Phase
 from planner.layout.dispatch import gate_of, groups_on_nodes, split_of
 from planner.layout.layout import PhaseLayout, lay_out
 from planner.layout.memory import MemoryPlan, loaded_bytes, memory_of, split_memory
+from planner.layout.nodes import short_gpu
 from planner.layout.unit import Unit
-from planner.placement.enough import find_missing_nodes
 from planner.problems.errors import SpecError
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import Change
@@ -153,7 +153,7 @@ class Candidate:
         from planner.placement.place import place_units  # slow to import, like maps; `validate` needs neither
 
         self._require_level("placed")
-        if find_missing_nodes(self.resolved, self.layouts):
+        if short_gpu(self.resolved, self.layouts):
             raise Unknown
         return place_units(self.resolved, self.layouts, self.previous.nodes_by_unit if self.previous else {})
 

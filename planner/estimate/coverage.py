@@ -1,4 +1,4 @@
-"""Check the spec's `coverage`: whether every expert of a unit survives the loss of one node, or of one rack.
+"""The failure domains of a unit, and whether its experts survive the loss of one node, or of one rack.
 
 Each expert needs two replicas in two failure domains (`expert_map/domains.py`). So 256 experts need 512 slots.
 DeepSeek's decode unit of 144 GPUs then needs 4 slots per GPU instead of 2, which takes 5.1 GB more on each GPU.
@@ -9,7 +9,7 @@ Coverage pays only with a runtime that continues without a dead rank. The bundle
 whole unit.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.expert_map import (
@@ -19,19 +19,11 @@ from planner.expert_map import (
     count_uncovered,
     fewest_slots_per_gpu,
 )
-from planner.facts.quantities import gb
 from planner.facts.terms import Coverage, Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.nodes import named_places, nodes_of
 from planner.layout.unit import Unit
-from planner.layout.weights import weights_of
-from planner.problems.finding import Finding
-from planner.problems.fix import nearest
 from planner.spec.resolved import ResolvedSpec
-
-PredictBalance = Callable[
-    [PhaseLayout, int, Domains], float | None
-]  # (layout, slots per GPU, domains) -> max/mean load, if known
 
 
 @dataclass(frozen=True)
@@ -91,43 +83,6 @@ def fewest_slots(spec: ResolvedSpec, ep_size: int, coverage: Coverage = "node") 
     return fewest_slots_per_gpu(spec.model.num_routed_experts, domains)
 
 
-def check_coverage(
-    spec: ResolvedSpec,
-    layouts: Sequence[PhaseLayout],
-    places: Mapping[Phase, FailureDomains],
-    predict_balance: PredictBalance,
-) -> Iterator[Finding]:
-    """Yield a finding for each phase with too few slots or domains for the spec's `coverage`.
-
-    The finding states the balance after the fix if `predict_balance` knows it.
-    """
-    coverage = spec.written.coverage
-    for layout in layouts if coverage != "none" else ():
-        domains = places[layout.phase].for_coverage(coverage) or places[layout.phase].node
-        fewest = fewest_slots_per_gpu(layout.num_logical_experts, domains)
-        if fewest is None:
-            yield _one_domain(coverage, layout)
-        elif fewest > layout.slots_per_gpu:
-            yield _too_few_slots(spec, layout, fewest, domains, predict_balance)
-
-
-def check_map_coverage(maps: Mapping[Phase, ExpertMap]) -> Iterator[Finding]:
-    """Yield a finding for the phases whose map misses `coverage: rack`: a unit would lose experts if it lost a rack."""
-    open_phases = [phase for phase, each in maps.items() if not each.is_covered]
-    if open_phases:
-        rule = f"S722 must hold in all units of {' and '.join(open_phases)}, which share one expert map"
-        reason = (
-            "their nodes are spread over racks in different ways, and no map was found that survives the loss of a rack"
-        )
-        yield Finding("coverage", "rack", rule, reason, nearest("node"))
-
-
-def undecided_racks() -> Finding:
-    """Return the finding of `validate` for `coverage: rack`: only a placement can decide whether it is met."""
-    rule = "S723 depends on the racks in which units are placed"
-    return Finding("coverage", "rack", rule, "validate places no units", "run tidemill plan")
-
-
 def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str, int]:
     """Return the number of experts with all replicas in one domain, in the worst layer, by kind of domain.
 
@@ -135,29 +90,3 @@ def uncovered_experts(expert_map: ExpertMap, places: FailureDomains) -> dict[str
     """
     domains = {"gpu": places.gpu, "node": places.node} | ({"rack": places.rack} if places.rack else {})
     return {kind: count_uncovered(expert_map.physical_to_logical, each) for kind, each in domains.items()}
-
-
-def _one_domain(coverage: Coverage, layout: PhaseLayout) -> Finding:
-    rule = f"S721 must not be {coverage}, since {layout.phase} has units inside a single {coverage}"
-    reason = f"losing that {coverage} loses every replica of their experts"
-    return Finding("coverage", coverage, rule, reason, nearest("none"))
-
-
-def _too_few_slots(
-    spec: ResolvedSpec, layout: PhaseLayout, fewest: int, domains: Domains, predict_balance: PredictBalance
-) -> Finding:
-    """Return a finding that says how many slots are missing, how many bytes they take, and the balance with them."""
-    coverage, redundant = spec.written.coverage, fewest * layout.ep_size - layout.num_logical_experts
-    more_bytes = (fewest - layout.slots_per_gpu) * weights_of(spec.model, layout.precision).slot
-    rule = (
-        f"S720 must be at least {redundant} with coverage: {coverage} "
-        f"({fewest} slots per GPU, so that each of {layout.num_logical_experts} experts is in two {coverage}s)"
-    )
-    reason = f"{fewest} slots per GPU instead of {layout.slots_per_gpu} take {gb(more_bytes)} more of each GPU"
-    now, then = predict_balance(layout, layout.slots_per_gpu, ()), predict_balance(layout, fewest, domains)
-    if now is not None and then is not None:
-        is_alike = f"{then:.3f}" == f"{now:.3f}"
-        reason += ", and max/mean load "
-        reason += f"stays {now:.3f}" if is_alike else f"becomes {then:.3f} instead of {now:.3f}"
-    path = f"{layout.phase}.redundant_experts"
-    return Finding(path, spec.phase(layout.phase).redundant_experts, rule, reason, nearest(redundant))

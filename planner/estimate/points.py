@@ -1,15 +1,12 @@
-"""Determine the operating point of each phase (the load at which speed is predicted), and check that its KV fits."""
+"""Determine the operating point of each phase (the load at which speed is predicted)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from planner.estimate.throughput.point import OperatingPoint
 from planner.facts.quantities import read_link
 from planner.facts.terms import Phase
-from planner.layout.memory import MemoryPlan
-from planner.problems.finding import Finding
-from planner.problems.fix import nearest
 from planner.spec.operating_point import ACCEPTANCE, CACHE_READ_RATE
 from planner.spec.phase import PhaseSpec
 from planner.spec.request_lengths import request_lengths
@@ -44,16 +41,6 @@ def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> Op
         ),
     }
     return replace(points[phase], **inherited)
-
-
-def check_points_fit(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[Finding]:
-    """Return a finding for each phase whose GPUs have no room for the KV of its operating point."""
-    return [
-        _too_much_kv(each, point, _describe_tried_values(spec, each.phase))
-        for each in memory
-        if (point := operating_point(spec, each.phase, each.kv_tokens)).requests * point.kv_tokens > each.kv_tokens
-        and not point.is_derived
-    ]
 
 
 def _inherited_fields(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
@@ -93,20 +80,3 @@ def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | N
         room = section.max_requests if kv_room is None else kv_room // numbers["kv_tokens"]
         numbers["requests"] = max(min(section.max_requests, room), 1)
     return OperatingPoint(**numbers)
-
-
-def _describe_tried_values(spec: ResolvedSpec, phase: Phase) -> str:
-    """Return a clause that names the fields for which `auto` tried all values without success; empty without any."""
-    paths = (f"{phase}.{field}" for field in ("ep_size", "redundant_experts"))
-    autos = [path for path in paths if path in spec.document.autos]
-    return f", and no {' and '.join(autos)} that auto tried holds them" if autos else ""
-
-
-def _too_much_kv(memory: MemoryPlan, point: OperatingPoint, tried: str) -> Finding:
-    fitting = memory.kv_tokens // round(point.kv_tokens)
-    rule = f"S711 must fit into the memory for KV, which holds {memory.kv_tokens:,} tokens"
-    reason = (
-        f"{point.requests:,} requests of {point.kv_tokens:,} tokens need {point.requests * point.kv_tokens:,}{tried}"
-    )
-    fix = nearest(fitting) if fitting else "write fewer kv_tokens"
-    return Finding(f"operating_point.{memory.phase}.requests", point.requests, rule, reason, fix)

@@ -31,7 +31,6 @@ from math import ceil
 from planner.facts.engines import OURS
 from planner.facts.model import Model
 from planner.facts.quantisation import KV_BYTES, kv_dtype
-from planner.facts.quantities import gb
 from planner.facts.terms import EngineName, Phase
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.layout import PhaseLayout, lay_out
@@ -41,11 +40,9 @@ from planner.layout.working_memory import (
     activation_bytes,
     buffer_bytes,
     fill_tiles,
-    largest_step_field,
     sglang_working_bytes,
     sparse_buffer_bytes,
 )
-from planner.problems.finding import Finding
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
@@ -146,11 +143,6 @@ class MemoryPlan:
     def missing_bytes(self) -> int:
         """The bytes missing for the KV of one request of full length; 0 or less if it fits."""
         return in_pages(self.max_request_tokens) * self.kv_bytes_per_token + self.fixed_kv - self.free
-
-
-def find_misfits(spec: ResolvedSpec, memory: Sequence[MemoryPlan]) -> list[Finding]:
-    """Return a finding for each phase whose GPUs have no room for the KV of one request of full length."""
-    return [_report_misfit(plan, spec) for plan in memory if plan.missing_bytes > 0]
 
 
 def memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
@@ -261,56 +253,3 @@ def _sparse_buffer(spec: ResolvedSpec, model: Model, section: PhaseSpec, kv_valu
     if spec.written.engine_name != "vllm":
         return 0
     return sparse_buffer_bytes(model, section.max_request_tokens, kv_value)
-
-
-def _report_misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
-    """Return the finding that no request fits.
-
-    The finding names a limit that is too high or, if none is, the field that decides the largest part of the memory.
-    """
-    field = _find_high_limit(plan.phase, spec) or _largest_part_field(plan)
-    rule = (
-        f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "
-        f"{gb(_longest_request_bytes(plan))}), but {gb(plan.missing_bytes)} are missing"
-    )
-    reason = (
-        f"a GPU has {gb(plan.gpu_bytes)}: weights need {gb(plan.weight_bytes)} ({plan.num_slots} expert slots), "
-        f"activations {gb(plan.activations)}, buffers {gb(plan.buffers)}, reserve {gb(plan.reserve)}"
-    )
-    if plan.fixed_kv:
-        reason += f", windows and states of {plan.max_requests:,} requests {gb(plan.fixed_kv)}"
-    fix = "use more GPUs a unit, or GPUs with more memory"
-    return Finding(f"{plan.phase}.{field}", getattr(spec.phase(plan.phase), field), rule, reason, fix)
-
-
-def _find_high_limit(phase: Phase, spec: ResolvedSpec) -> str | None:
-    """Return `max_batch_tokens` or `max_requests` if lowering it to its default makes one request fit; else None.
-
-    If lowering either would do, return `max_batch_tokens`.
-    """
-    section = spec.phase(phase)
-    for field in ("max_batch_tokens", "max_requests"):
-        default = PhaseSpec.model_fields[field].default
-        is_above = getattr(section, field) > default
-        if (
-            is_above
-            and (plan := memory_of(spec.with_numbers(phase, {field: default}), phase))
-            and plan.missing_bytes <= 0
-        ):
-            return field
-    return None
-
-
-def _largest_part_field(plan: MemoryPlan) -> str:
-    """Return the spec's field that decides the largest part of a GPU's memory."""
-    parts = (
-        (plan.weight_bytes, "ep_size"),
-        (plan.activations + plan.buffers, largest_step_field(plan.phase)),
-        (_longest_request_bytes(plan), "max_request_tokens"),
-        (plan.fixed_kv, "max_requests"),
-    )
-    return max(parts)[1]
-
-
-def _longest_request_bytes(plan: MemoryPlan) -> int:
-    return in_pages(plan.max_request_tokens) * plan.kv_bytes_per_token

@@ -18,6 +18,7 @@ from typing import Literal
 
 from planner.facts import names
 from planner.facts.catalog import Gpu
+from planner.layout.layout import PhaseLayout
 from planner.spec.cluster import ClusterSpec, NodeSpec
 from planner.spec.pods import TolerationSpec
 from planner.spec.resolved import ResolvedSpec
@@ -153,3 +154,23 @@ def _tolerates(toleration: TolerationSpec, taint: str) -> bool:
     if toleration.effect not in (None, effect) or toleration.key not in (None, key) or toleration.seconds is not None:
         return False  # a taint tolerated for some seconds evicts the pod afterwards
     return toleration.operator == "Exists" or (toleration.value or "") == value
+
+
+def gpu_pools(layouts: Sequence[PhaseLayout]) -> dict[str, list[PhaseLayout]]:
+    """Return GPU type -> layouts of the phases that run on it."""
+    gpus = dict.fromkeys(layout.gpu for layout in layouts)
+    return {gpu: [layout for layout in layouts if layout.gpu == gpu] for gpu in gpus}
+
+
+def count_unit_nodes(layouts: Sequence[PhaseLayout]) -> int:
+    """Return the number of nodes that all units take."""
+    return sum(layout.num_units * layout.nodes_per_unit for layout in layouts)
+
+
+def short_gpu(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> str | None:
+    """Return the first GPU type that has too few usable nodes for the units of `layouts`; None if all have enough."""
+    cluster = spec.cluster
+    if isinstance(cluster.nodes, int) and count_unit_nodes(layouts) <= cluster.nodes - len(cluster.spares):
+        return None
+    usable = Counter(node.gpu for node in nodes_for(spec) if node.unusable is None)
+    return next((gpu for gpu, own in gpu_pools(layouts).items() if count_unit_nodes(own) > usable[gpu]), None)

@@ -10,7 +10,6 @@ placement is judged by these goals, in this order, each with a bound (`quality.p
 
 How the files go together:
     place.py     the pass `place_units`
-    enough.py    checks that there are enough nodes, wherever units go
     task.py      units, which of them stay in place, and cells of interchangeable nodes
     quality.py   counts the goals of an assignment, with bounds
     greedy.py    the search: fill.py places units one by one, and improve.py improves the result step by step

@@ -11,9 +11,8 @@ from itertools import chain
 from planner.facts import names
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
-from planner.layout.nodes import Node, nodes_for, nvlink_domains
+from planner.layout.nodes import Node, gpu_pools, nodes_for, nvlink_domains
 from planner.layout.unit import Unit
-from planner.placement.enough import gpu_pools
 from planner.placement.greedy import place_greedily
 from planner.placement.nodes import choose_nodes
 from planner.placement.quality import Objective, measure
@@ -39,7 +38,7 @@ def place_units(
 ) -> Placement:
     """Place all units, each on nodes of its own. `previous` has unit -> its nodes in an earlier plan.
 
-    The caller has checked that the cluster has enough nodes (`enough.py`).
+    The caller has checked that the cluster has enough nodes (`short_gpu`).
     """
     pools = gpu_pools(layouts)
     nodes = nodes_for(spec)

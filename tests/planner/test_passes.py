@@ -43,7 +43,7 @@ NO_PASSES = {
     "loaded_bytes": "reads their memory",
     "full_rates": "predicts the same layouts again, with full units",
     "is_within": "compares two levels",
-    "find_missing_nodes": "says whether a placement can be asked for",
+    "short_gpu": "says whether a placement can be asked for",
     "refusals_of": "asks the rules that refuse",
     "findings_at": "asks the rules of a level",
     "warnings_of": "asks the rules of two levels",

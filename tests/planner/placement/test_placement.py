@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from planner.cli import main
 from planner.compiler import run_passes
 from planner.facts.catalog import GPUS
-from planner.layout.nodes import nodes_of
-from planner.placement.enough import find_missing_nodes
+from planner.layout.nodes import nodes_of, short_gpu
 from planner.placement.place import place_units
 from planner.problems.errors import InfeasibleError
 from planner.report.prerequisites import prerequisites
@@ -79,7 +78,7 @@ def placed(case, previous=None):
         gpu_of=lambda _: GPUS["cpu"],
         locate=lambda finding: finding.at("spec.yaml", 1, 1),
     )
-    return None if find_missing_nodes(checked, layouts) else place_units(checked, layouts, previous)
+    return None if short_gpu(checked, layouts) else place_units(checked, layouts, previous)
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from planner.compiler import compile_plan
-from planner.estimate.coverage import check_map_coverage
 from planner.facts.digest import pretty_json
 from planner.plan.fit import check_fit
 from planner.plan.plan import document_digest, plan_digest
@@ -19,6 +18,7 @@ from planner.problems.errors import TidemillError
 from planner.problems.printable import printable
 from planner.report import picture
 from planner.rules.check import check_spec
+from planner.rules.feasible import maps_cover
 from planner.spec.schema import Spec
 from tests.planner.conftest import SPEC
 from tests.planner.engines.deployments import engine_refusals
@@ -107,7 +107,8 @@ def _of_an_unknown_model(folder):
 
 
 def _of_units_in_racks(_):
-    return check_map_coverage({"decode": SimpleNamespace(is_covered=False)})
+    covered = SimpleNamespace(written=SimpleNamespace(coverage="rack"))
+    return maps_cover(SimpleNamespace(resolved=covered, maps={"decode": SimpleNamespace(is_covered=False)}))
 
 
 RACKS = PAIR | {
