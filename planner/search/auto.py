@@ -1,26 +1,13 @@
 """Replace every `auto` in a spec with a number and a reason, and list the defaults that the spec relies on.
 
-Predicted speed decides if the spec has an SLO, or if a field is `auto` that memory cannot decide: `units`,
-`attention_tp`, `max_batch_tokens` (`layouts.py`). Otherwise, or if speed cannot be predicted, and always for prefill's
-max_requests, memory and shapes decide in this order:
-    ep_size             the smallest unit of whole nodes whose KV holds `max_requests` of full length (prefill: one)
-                        and the written operating point;
-                        smaller units lose fewer GPUs together and send less between nodes
-    redundant_experts   the fewest, at least one, that give every GPU the same number of slots, so that hot experts
-                        have replicas: 32 at EP32 and at EP144 of 256, like the published system; 0 if no more fit
-    max_requests        as many full-length requests as KV holds, and at least those of the operating point
-    attention_tp        1
-    max_batch_tokens    its default
-    units               enough for the traffic's busiest hour if windows or nodes follow the traffic (`fleet.py`);
-                        else as many as the nodes hold, in the ratio from `layouts.py`, or equally many of each phase
+`layouts.py` chooses the layouts and the numbers of units, by predicted speed or by memory alone. A prefill rank then
+gets as many requests as its KV holds. The traffic may decide more:
     schedule.windows    the windows that serve the traffic's profile with the fewest node-hours (`windows.py`)
     cluster.nodes       enough for the units, or for the traffic's peak hour (`fleet.py`)
 
 An unwritten precision follows the checkpoint: FP8 in blocks of 128 x 128 is planned in fp8, NVFP4 in fp4, W4AFP8 in
 w4a8, according to quantization_config or hf_quant_config.json. A catalog name means the published checkpoint. A
 checkpoint that is not quantised is planned in the default, bf16.
-
-The planner does not know the memory of a `cpu`: there a unit is one node, and max_requests its default.
 
 Near a previous plan, the spec is first decided as if the sizes that `auto` chose there were written. They stay if that
 meets the spec. The number of units follows the nodes and the traffic.
@@ -30,7 +17,7 @@ module only reports them.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -39,26 +26,24 @@ from pydantic import BaseModel
 
 from planner.estimate.points import operating_point
 from planner.facts.engines import OURS
-from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.layout.memory import memory_of
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.rules.check import change_spec
 from planner.rules.engine_limits import runs_layout
-from planner.search.fleet import Demand, count_nodes, require_speeds, traffic_demand, with_max_nodes
-from planner.search.unit_sizes import ep_sizes, even_redundants
+from planner.search.fleet import Demand, count_nodes, traffic_demand, with_max_nodes
 from planner.search.windows import decide_windows
 from planner.spec.decision import (
     AS_BEFORE,
     DEFAULT,
+    DEFAULT_REQUESTS,
     FIELDS,
     MAX_REQUESTS,
     Decision,
     is_auto,
-    needs_speed,
+    searched_fields,
 )
 from planner.spec.kv_cache import KvCacheSpec
-from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
 from planner.spec.undecided import AUTO, is_undecided
@@ -66,13 +51,8 @@ from planner.spec.undecided import AUTO, is_undecided
 if TYPE_CHECKING:
     from planner.search.layouts import LayoutSearch
 
-DEFAULT_WITHOUT_SPEED = "what it is by default, as speeds decide it and are not known"
-
 TOO_SLOW = "the traffic's busiest hour is not served"
 
-AUTO_FIELDS = ("ep_size", "redundant_experts", "max_requests")
-
-Numbers = dict[str, int]
 Former = Mapping[str, int]  # sizes of units in the previous plan, by path
 
 
@@ -84,6 +64,11 @@ class Choice:
     spec: ResolvedSpec
     decisions: tuple[Decision, ...]  # defaults included
     search: "LayoutSearch | None"  # None if speed decided nothing
+
+    @property
+    def searched(self) -> Collection[Phase]:
+        """Return the phases whose layouts the search chose by speed."""
+        return self.search.chosen if self.search else ()
 
     def explain_resizing(self, former: Former, missed: Mapping[str, str]) -> "Choice":
         """Return the choice with reasons that say what the `former` sizes, which it gives up, would miss.
@@ -103,16 +88,13 @@ class Choice:
 def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[tuple[Former, Choice | str]]:
     """Yield (`former` sizes of units, by path; the choice for `spec` that adopts these sizes, or what they would miss).
 
-    Sizes that do not fit come first, then all sizes that do together, then those of one phase alone.
+    Those of all phases come first, then those of one phase alone. Only sizes that are `auto` in the spec count.
     """
-    fitting: list[Former] = []
-    for sizes, miss in _check_sizes(spec, former):
-        if miss:
-            yield sizes, miss
-        else:
-            fitting.append(sizes)
-    together = [dict(chain.from_iterable(each.items() for each in fitting))] if len(fitting) > 1 else []
-    yield from ((sizes, _adopt(spec, sizes)) for sizes in (*together, *fitting))
+    autos = {p: {f"{p}.{field}" for field in FIELDS if is_auto(spec.phase(p), field)} for p in spec.phases}
+    of_phases = [{path: former[path] for path in sorted(own & former.keys())} for own in autos.values()]
+    found = [each for each in of_phases if each]
+    together = [dict(chain.from_iterable(each.items() for each in found))] if len(found) > 1 else []
+    yield from ((sizes, _adopt(spec, sizes)) for sizes in (*together, *found))
 
 
 def _adopt(spec: ResolvedSpec, sizes: Former) -> Choice | str:
@@ -121,26 +103,9 @@ def _adopt(spec: ResolvedSpec, sizes: Former) -> Choice | str:
         choice = decide(spec, sizes)
     except (SpecError, InfeasibleError) as error:
         return error.findings[0].broken_rule
+    if not all(runs_layout(choice.spec, phase) for phase in spec.phases):
+        return f"{spec.written.engine_name} does not run the layout"
     return TOO_SLOW if choice.search is not None and choice.search.is_short else choice
-
-
-def _check_sizes(spec: ResolvedSpec, former: Former) -> Iterator[tuple[Former, str]]:
-    """Yield (the `former` sizes of a phase, by path; why its units no longer fit). The text is empty if they fit."""
-    by_speed, (spec, _) = needs_speed(spec), _adopt_checkpoint_precision(spec)
-    for phase in spec.phases:
-        section = spec.phase(phase)
-        autos = {field: f"{phase}.{field}" for field in FIELDS if is_auto(section, field)}
-        numbers = {field: former[path] for field, path in autos.items() if path in former}
-        if not numbers:
-            continue
-        wanted = 1 if by_speed else numbers.get("max_requests", _wanted_requests(phase, section))
-        tried, tokens = spec.with_numbers(phase, numbers), _written_point(spec, phase)[1]
-        miss = ""
-        if not runs_layout(tried, phase):
-            miss = f"{spec.written.engine_name} does not run the layout"
-        elif not _has_room(tried, phase, wanted, tokens):
-            miss = f"a GPU has no room for {_requests_in_words(wanted)} of {section.max_request_tokens:,} tokens"
-        yield {autos[field]: number for field, number in numbers.items()}, miss
 
 
 def decide(spec: ResolvedSpec, former: Former | None = None) -> Choice:
@@ -148,23 +113,18 @@ def decide(spec: ResolvedSpec, former: Former | None = None) -> Choice:
 
     Raises SpecError if no number satisfies the rules, and InfeasibleError if no layout keeps the SLO.
     """
-    original, by_speed = spec, needs_speed(spec)
+    original = spec
     spec, decisions = _adopt_checkpoint_precision(spec)
     if former:
         decisions += [Decision(path, number, AS_BEFORE) for path, number in former.items()]
         spec = change_spec(spec, former)
     is_counted, demand = is_undecided(spec.cluster.nodes), traffic_demand(spec)
     spec = with_max_nodes(spec)
-    search, layout_decisions = _decide_by_speed(spec, demand) if by_speed else (None, [])
+    search, layout_decisions = _decide_layouts(spec, demand)
     decisions += layout_decisions
     spec = change_spec(spec, {each.path: each.value for each in layout_decisions}) if layout_decisions else spec
-    for phase in spec.phases:
-        if any(is_auto(spec.phase(phase), field) for field in AUTO_FIELDS):
-            numbers = list(_explain_numbers(spec, phase, *_decide_by_memory(spec, phase)))
-            decisions += numbers
-            spec = change_spec(spec, {each.path: each.value for each in numbers})
-    spec, unit_decisions = _fill_nodes(spec)
-    decisions += unit_decisions
+    spec, request_decisions = _decide_prefill_requests(spec)
+    decisions += request_decisions
     spec, point_decisions = _decide_points(spec)
     decisions += point_decisions
     spec, window_decisions = decide_windows(spec, _unit_rates(search, layout_decisions))
@@ -200,19 +160,17 @@ def _unused_fields(spec: Spec) -> set[str]:
     return found
 
 
-def _decide_by_speed(spec: ResolvedSpec, demand: Demand | None) -> "tuple[LayoutSearch | None, list[Decision]]":
-    """Return (the search for the fastest layouts, its decisions). If speeds are unknown, return (None, the defaults).
+def _decide_layouts(spec: ResolvedSpec, demand: Demand | None) -> "tuple[LayoutSearch | None, list[Decision]]":
+    """Return (the search for the fastest layouts, a decision for each `auto` of a phase that it decided).
 
-    Raises SpecError if the number of nodes is open and speeds are unknown.
+    The search is None if nothing is `auto`, if memory alone decides or if no layout fits. Raises SpecError if the
+    number of nodes is open and speeds are unknown.
     """
-    from planner.search.layouts import explain_values, search_layouts  # slow to import, and seldom needed
+    if not any(is_auto(spec.phase(phase), each) for phase in spec.phases for each in searched_fields(phase)):
+        return None, []
+    from planner.search.layouts import search_layouts  # slow to import, and seldom needed
 
-    search = search_layouts(spec, demand)
-    if search:
-        return search, explain_values(search, spec, search.values(spec))
-    if demand and demand.decides_nodes:
-        require_speeds(spec)
-    return None, [Decision(path, number, DEFAULT_WITHOUT_SPEED) for path, number in _speed_defaults(spec).items()]
+    return search_layouts(spec, demand)
 
 
 def _unit_rates(search: "LayoutSearch | None", decisions: Sequence[Decision]) -> dict[Phase, float]:
@@ -222,27 +180,18 @@ def _unit_rates(search: "LayoutSearch | None", decisions: Sequence[Decision]) ->
     return {phase: each.tokens_per_s for phase, each in offers.items() if f"{phase}.units" in decided}
 
 
-def _speed_defaults(spec: ResolvedSpec) -> Numbers:
-    """Return path -> default of each `auto` field that only speed could decide."""
-    fields = {"attention_tp": 1, "max_batch_tokens": int(PhaseSpec.model_fields["max_batch_tokens"].default)}
-    found = {(phase, field): number for phase in spec.phases for field, number in fields.items()}
-    return {f"{phase}.{field}": number for (phase, field), number in found.items() if is_auto(spec.phase(phase), field)}
+def _decide_prefill_requests(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
+    """Return (spec, decisions), where `auto` requests of a prefill rank became as many as its KV has room for.
 
-
-def _fill_nodes(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
-    """Return (spec, decisions), where each `units: auto` that is left became as many units as the nodes hold.
-
-    Each of these phases gets equally many units.
+    They do not change its speed.
     """
-    left = [phase for phase in spec.phases if is_auto(spec.phase(phase), "units")]
-    if not left:
+    if "prefill" not in spec.phases or not is_auto(spec.phase("prefill"), "max_requests"):
         return spec, []
-    from planner.search.layouts import fill_nodes_evenly
-
-    numbers = fill_nodes_evenly(spec)
-    why = "as many of each phase as the nodes hold: how fast they are is not known"
-    decisions = [Decision(f"{phase}.units", numbers[phase], why) for phase in left]
-    return change_spec(spec, {each.path: each.value for each in decisions}), decisions
+    number, why = _max_fitting_requests(spec, "prefill"), "as many of full length as a GPU's KV has room for"
+    if spec.gpu_of("prefill").usable_bytes is None:
+        number, why = DEFAULT_REQUESTS, "memory of a CPU is not known: the default"
+    decision = Decision("prefill.max_requests", number, why)
+    return change_spec(spec, {decision.path: number}), [decision]
 
 
 def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
@@ -265,62 +214,6 @@ def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     return change_spec(replace(spec, document=document), values) if values else spec, decisions
 
 
-def _decide_by_memory(spec: ResolvedSpec, phase: Phase) -> tuple[Numbers, int]:
-    """Return (the phase's `auto` sizes chosen by memory, how many of the wanted full-length requests fit).
-
-    Take the smallest layout with room for the KV of the wanted full-length requests and of the operating point. If
-    there is none, take the smallest with room for the operating point's KV, else for that of one request, else the
-    largest layout.
-    """
-    section, sizes = spec.phase(phase), list(_candidate_sizes(spec, phase))
-    wanted, (asked, tokens) = _wanted_requests(phase, section), _written_point(spec, phase)
-    goals = ((wanted, tokens), (1, tokens), (1, 0.0))
-    found = (each for goal in goals for each in sizes if _has_room(spec.with_numbers(phase, each), phase, *goal))
-    numbers = next(found, None) or max(reversed(sizes), key=lambda each: each.get("ep_size", 0))
-    tried = spec.with_numbers(phase, numbers)
-    plan = memory_of(tried, phase)
-    if plan is None:
-        return numbers, wanted
-    if is_auto(section, "max_requests"):
-        numbers = numbers | {"max_requests": max(_max_fitting_requests(tried, phase), asked)}
-    return numbers, min(plan.full_requests, wanted) if plan.missing_bytes <= 0 else 0
-
-
-def _has_room(spec: ResolvedSpec, phase: Phase, requests: int, tokens: float) -> bool:
-    """Return whether a GPU of `phase` has room for the KV of `requests` full-length requests, and for `tokens` of KV.
-
-    True if the GPU's memory is unknown.
-    """
-    plan = memory_of(spec, phase)
-    return plan is None or (plan.missing_bytes <= 0 and plan.full_requests >= requests and plan.kv_tokens >= tokens)
-
-
-def _candidate_sizes(spec: ResolvedSpec, phase: Phase) -> Iterator[Numbers]:
-    """Yield candidates for the phase's `auto` fields (field -> number), with the lowest allowed `max_requests`.
-
-    EP sizes of one node come first, then parts of a node from the largest down, then more nodes.
-    """
-    section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
-    least = 1 if spec.gpu_of(phase).usable_bytes else _default_requests()
-    requests = {"max_requests": max(least, _written_point(spec, phase)[0])}
-    sizes = sorted(ep_sizes(spec, phase), key=lambda size: (max(size, per_node), -size))
-    even = [(size, redundant) for size in sizes for redundant in _few_redundants(spec, phase, size)]
-    in_groups = [(size, redundant) for size, redundant in even if size % section.attention_tp == 0]
-    all_ = [{"ep_size": size, "redundant_experts": redundant} | requests for size, redundant in in_groups or even]
-    # If the engine can run no candidate, yield all of them: the rules will say why.
-    for decided in [each for each in all_ if runs_layout(spec.with_numbers(phase, each), phase)] or all_:
-        yield {field: number for field, number in decided.items() if is_auto(section, field)}
-
-
-def _few_redundants(spec: ResolvedSpec, phase: Phase, ep_size: int) -> list[int]:
-    """Return the numbers of redundant experts to try.
-
-    First comes the smallest above 0 that gives all GPUs equally many slots, then 0 if that does too.
-    """
-    even = even_redundants(spec, phase, ep_size)
-    return [*even[1:2], *even[:1]] if 0 in even else [*even[:1]]
-
-
 def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
     """Return how many full-length requests fit on a GPU at a time, at least 1. Buffers also grow with that number."""
 
@@ -330,57 +223,6 @@ def _max_fitting_requests(spec: ResolvedSpec, phase: Phase) -> int:
         return plan is None or plan.full_requests < requests or not runs_layout(tried, phase)
 
     return bisect_left(range(2, MAX_REQUESTS + 1), True, key=do_not_fit) + 1
-
-
-def _written_point(spec: ResolvedSpec, phase: Phase) -> tuple[int, float]:
-    """Return (requests, tokens of their KV) that the spec's operating point puts on one GPU.
-
-    Both are zero if the spec gives no number of requests.
-    """
-    point = getattr(spec.written.operating_point, phase)
-    requests = getattr(point, "requests", None)
-    return (requests, requests * point.kv_tokens) if isinstance(requests, int) else (0, 0.0)
-
-
-def _wanted_requests(phase: Phase, section: PhaseSpec) -> int:
-    """Return how many full-length requests one GPU must hold.
-
-    In prefill the number is 1, since prefill computes one request at a time and sends its KV away.
-    """
-    return 1 if phase == "prefill" or is_auto(section, "max_requests") else section.max_requests
-
-
-def _requests_in_words(number: int) -> str:
-    return "a request" if number == 1 else counted(number, "request")
-
-
-def _default_requests() -> int:
-    return int(PhaseSpec.model_fields["max_requests"].default)
-
-
-def _explain_numbers(spec: ResolvedSpec, phase: Phase, numbers: Numbers, num_held: int) -> Iterator[Decision]:
-    section = spec.phase(phase)
-    tokens = f"{section.max_request_tokens:,} tokens"
-    on_cpu = "memory of a CPU is not known: "
-    wanted, requested = _wanted_requests(phase, section), _written_point(spec, phase)[0]
-    room = f"the smallest unit of whole nodes whose GPUs each have room for {_requests_in_words(num_held)} of {tokens}"
-    room += " and for operating_point" if requested else ""
-    whys = {
-        "ep_size": room if num_held == wanted else f"{room}, as none has for {wanted}",
-        "redundant_experts": "the fewest that give all GPUs equally many slots and hot experts replicas"
-        if numbers.get("redundant_experts")
-        else "a replica on the only GPU would share no load"
-        if numbers.get("ep_size", section.ep_size) == 1
-        else "no slot is left for replicas",
-        "max_requests": "the most that is planned for"
-        if numbers.get("max_requests") == MAX_REQUESTS
-        else f"what operating_point.{phase}.requests asks for"
-        if numbers.get("max_requests") == requested
-        else f"as many of {tokens} as a GPU's KV has room for",
-    }
-    if spec.gpu_of(phase).usable_bytes is None:
-        whys |= {"ep_size": f"{on_cpu}one node", "max_requests": f"{on_cpu}the default"}
-    yield from (Decision(f"{phase}.{field}", number, whys[field]) for field, number in numbers.items())
 
 
 def _adopt_checkpoint_precision(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:

@@ -121,16 +121,13 @@ def with_max_nodes(spec: ResolvedSpec) -> ResolvedSpec:
     return change_spec(spec, {"cluster.nodes": MAX_NODES}) if is_undecided(spec.cluster.nodes) else spec
 
 
-def require_speeds(spec: ResolvedSpec) -> None:
-    """Raise SpecError if a phase's speed is unknown. The traffic then cannot decide the number of nodes."""
-    from planner.estimate.case import is_predictable  # slow to import, and seldom needed
-
-    if all(is_predictable(spec, phase) for phase in spec.phases):
-        return  # nothing fits into memory: the memory rules report that, with fixes
-    rule = "S728 must be a number when speeds are not known"
-    reason = "nobody can predict how many nodes the traffic's peak hour needs"
-    finding = Finding("cluster.nodes", AUTO, rule, reason, "write nodes, or units of each phase")
-    raise SpecError([spec.locate(finding)])
+def require_nodes(spec: ResolvedSpec, demand: Demand) -> None:
+    """Raise SpecError if the `demand` has to decide the number of nodes, which it cannot without speeds."""
+    if demand.decides_nodes:
+        rule = "S728 must be a number when speeds are not known"
+        reason = "nobody can predict how many nodes the traffic's peak hour needs"
+        finding = Finding("cluster.nodes", AUTO, rule, reason, "write nodes, or units of each phase")
+        raise SpecError([spec.locate(finding)])
 
 
 def count_nodes(spec: ResolvedSpec, demand: Demand | None) -> tuple[ResolvedSpec, Decision]:

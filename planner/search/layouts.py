@@ -4,7 +4,8 @@
 cluster with units or serves the traffic on the fewest nodes. The plan predicts the chosen layouts again, with the
 expert maps that it finds.
 
-The search runs only if speeds can be predicted and `needs_speed` says that speed should decide an `auto` field.
+If memory alone decides (`needs_speed` says so, or speeds cannot be predicted), all GPUs count as equally fast. The
+smallest units are then taken that hold the requests, with the fewest replicas: smaller units lose fewer GPUs together.
 """
 
 from bisect import bisect_left
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from planner.candidate.trial import Numbers
 from planner.estimate.case import is_predictable
 from planner.estimate.throughput.replicas import ReplicaBalance
 from planner.estimate.utilisation import SLO_MARGIN
@@ -23,19 +25,38 @@ from planner.problems.finding import Finding
 from planner.problems.fix import Change, nearest
 from planner.rules.check import change_spec
 from planner.search.broken_slo import require_slo
-from planner.search.fleet import MOST_REFUSED, Demand, Fleet, Offer, fill_nodes, meet_demand, units_by_offer
+from planner.search.fleet import (
+    MOST_REFUSED,
+    Demand,
+    Fleet,
+    Offer,
+    fill_nodes,
+    meet_demand,
+    require_nodes,
+    units_by_offer,
+)
 from planner.search.ranked import AcceptedLayout, PhaseSearch, RejectedLayout, summarize_search
 from planner.search.trials import try_layouts
 from planner.search.windows import most_units
 from planner.spec.cluster import MAX_NODES
-from planner.spec.decision import FIELDS, Decision, is_auto
-from planner.spec.phase import MAX_UNITS
+from planner.spec.decision import Decision, is_auto, needs_speed, searched_fields
+from planner.spec.phase import MAX_UNITS, PhaseSpec
 from planner.spec.request_lengths import describe_assumed_lengths
 from planner.spec.resolved import ResolvedSpec
 
 Outcomes = list[AcceptedLayout | RejectedLayout]
 
 RATE_NAMES = {"prefill": "computed prompt tokens/s", "decode": "output tokens/s", "mixed": "output tokens/s"}
+UNKNOWN = "how fast they are is not known"
+WHYS_BY_MEMORY = {
+    "ep_size": "the smallest unit of whole nodes that has room for all requests of full length, else for one",
+    "redundant_experts": "the fewest that give all GPUs equally many slots and, if there is room, hot experts replicas",
+    "max_requests": "as many of full length as a GPU's KV has room for, or the default if its memory is not known",
+    "attention_tp": f"what it is by default: {UNKNOWN}",
+    "max_batch_tokens": f"what it is by default: {UNKNOWN}",
+    "units": f"as many as the nodes hold: {UNKNOWN}",
+}
+WHY_NOTHING_FITS = "no layout fits"
 ASSUMED_OUTPUT = 0.5  # assumed: output tokens per prompt token, if neither traffic nor operating points give the ratio
 
 
@@ -55,55 +76,65 @@ class LayoutSearch:
         """Whether the fleet does not serve the demand."""
         return self.demand is not None and self.demand.shortfall(self.fleet) > 0
 
-    def values(self, spec: ResolvedSpec) -> dict[str, int]:
-        """Return path -> number decided for each `auto` field. Memory decides prefill.max_requests later."""
-        found: dict[str, int] = {}
-        for phase, chosen in self.chosen.items():
-            found |= {f"{phase}.{field}": chosen.numbers[field] for field in _searched_fields(spec, phase)}
-            if is_auto(spec.phase(phase), "units"):
-                found[f"{phase}.units"] = self.fleet.units[phase]
-        return found
 
+def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> tuple[LayoutSearch | None, list[Decision]]:
+    """Return (the best layouts, a decision for each `auto` that they decide).
 
-def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> LayoutSearch | None:
-    """Return the best layouts; None if speeds are unknown, or if nothing fits even without an SLO.
+    The layouts are None if memory alone decides, or if nothing fits even without an SLO. Sizes that do not fit are
+    those of the largest units that were tried: rules say what is missing.
 
     The layouts fill the nodes or, with a `demand`, serve it on the fewest nodes. If the cluster has too few nodes,
     return the layouts of the smallest sufficient cluster: placement then says how many nodes are missing.
 
     Raises InfeasibleError with the shortest latency that can be promised if only the SLO stands in the way, and
-    with the number of units that are needed if the written ones do not serve the demand.
+    with the number of units that are needed if the written ones do not serve the demand. Raises SpecError if the demand
+    has to decide the number of nodes and speeds are unknown.
     """
-    if not all(is_predictable(spec, phase) and spec.gpu_of(phase).usable_bytes for phase in spec.phases):
-        return None
-    balance, tokens = ReplicaBalance(spec.expert_loads), _tokens_per_output_token(spec)
+    by_speed = needs_speed(spec) and all(
+        is_predictable(spec, phase) and spec.gpu_of(phase).usable_bytes for phase in spec.phases
+    )
+    if demand and not by_speed:
+        require_nodes(spec, demand)
+        demand = None
+    balance, tokens = ReplicaBalance(spec.expert_loads) if by_speed else None, _tokens_per_output_token(spec)
     found, fleet = _search_fleet(spec, balance, tokens, demand)
     if fleet is None:
-        return None
+        numbers = {p: _nearest_numbers(spec, p, found[p]) for p in spec.phases}
+        return None, [Decision(path, n, WHY_NOTHING_FITS) for path, n in _decided(spec, numbers, {}).items()]
     chosen = {p: _accepted(found[p])[fleet.offers[p].number] for p in spec.phases}
+    values = _decided(spec, {p: each.numbers for p, each in chosen.items()}, fleet.units)
+    if not by_speed:
+        return None, [Decision(path, number, WHYS_BY_MEMORY[path.partition(".")[2]]) for path, number in values.items()]
     phases = {p: summarize_search(found[p], chosen[p]) for p in spec.phases}
     nodes = fleet.nodes if demand and demand.decides_nodes else sum(_usable_nodes(spec).values())
-    return LayoutSearch(phases, chosen, fleet, tokens, nodes, demand)
+    search = LayoutSearch(phases, chosen, fleet, tokens, nodes, demand)
+    return search, [Decision(path, number, _explain(search, spec, path)) for path, number in values.items()]
 
 
-def fill_nodes_evenly(spec: ResolvedSpec) -> dict[Phase, int]:
-    """Return phase -> number of units that fill the nodes, equally many of each phase. Used when speeds are unknown.
+def _decided(spec: ResolvedSpec, numbers: Mapping[Phase, Numbers], units: Mapping[Phase, int]) -> dict[str, int]:
+    """Return path -> number for each `auto` that a search decides, from each phase's sizes and units (default 1)."""
+    return {
+        f"{phase}.{field}": units.get(phase, 1) if field == "units" else own[field]
+        for phase, own in numbers.items()
+        for field in searched_fields(phase)
+        if is_auto(spec.phase(phase), field)
+    }
 
-    If the nodes do not even hold the fewest allowed units, return the fewest allowed.
-    """
-    per_node = spec.cluster.gpus_per_node
-    offers = [Offer(p, n, 1.0, 1.0, 0) for p in spec.phases for n in [max(1, spec.phase(p).ep_size // per_node)]]
-    written = _written_units(spec)
-    alike = dict.fromkeys(spec.phases, 1.0)
+
+def _nearest_numbers(spec: ResolvedSpec, phase: Phase, found: Outcomes) -> Numbers:
+    """Return the sizes of the phase's fastest layout that fits, else of the largest one that was tried."""
+    if accepted := _accepted(found):
+        return max(accepted, key=lambda each: each.tokens_per_s_per_node).numbers
+    if found:
+        return found[-1].numbers
+    defaults = {field: int(PhaseSpec.model_fields[field].default) for field in ("max_batch_tokens", "max_requests")}
+    return {"ep_size": 1, "redundant_experts": 0, "attention_tp": 1} | defaults  # attention_tp divides no EP size
+
+
+def _floor(spec: ResolvedSpec) -> dict[Phase, int]:
+    """Return the fewest units of each phase that are on at any time."""
     schedule = spec.written.schedule
-    floor = {p: schedule.min_units.of(p) if schedule else 1 for p in spec.phases}
-    fleet = fill_nodes({each.phase: [each] for each in offers}, written, alike, _usable_nodes(spec), floor)
-    return dict(fleet.units) if fleet else {phase: number or floor[phase] for phase, number in written.items()}
-
-
-def explain_values(search: LayoutSearch, spec: ResolvedSpec, values: Mapping[str, int]) -> list[Decision]:
-    """Return a decision for each path and number in `values`, with the search's reason for it."""
-    return [Decision(path, number, _explain(search, spec, path)) for path, number in values.items()]
+    return {p: schedule.min_units.of(p) if schedule else 1 for p in spec.phases}
 
 
 def _written_units(spec: ResolvedSpec) -> dict[Phase, int | None]:
@@ -118,12 +149,6 @@ def _usable_nodes(spec: ResolvedSpec) -> dict[frozenset[Phase], int]:
     return {phases: counts[gpu] for gpu, phases in gpus.items()}
 
 
-def _searched_fields(spec: ResolvedSpec, phase: Phase) -> list[str]:
-    """Return the `auto` fields of a unit that the search decides. Memory decides prefill.max_requests later."""
-    section = spec.phase(phase)
-    return [each for each in FIELDS if is_auto(section, each) and (phase, each) != ("prefill", "max_requests")]
-
-
 def _most_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
     """Return phase -> the most nodes that one unit of it may take, if each other phase needs one node."""
     room = _usable_nodes(spec)
@@ -131,7 +156,7 @@ def _most_nodes(spec: ResolvedSpec) -> dict[Phase, int]:
 
 
 def _search_fleet(
-    spec: ResolvedSpec, balance: ReplicaBalance, tokens: Mapping[Phase, float], demand: Demand | None
+    spec: ResolvedSpec, balance: ReplicaBalance | None, tokens: Mapping[Phase, float], demand: Demand | None
 ) -> tuple[dict[Phase, Outcomes], Fleet | None]:
     """Return (outcomes of all layouts of each phase, the best fleet or None if nothing fits).
 
@@ -139,21 +164,30 @@ def _search_fleet(
     """
     room, is_counted = _usable_nodes(spec), demand is not None and demand.decides_nodes
     most = _most_nodes(spec)
-    found = {p: list(try_layouts(spec, p, range(1, most[p] + 1), balance)) for p in spec.phases}
+    found = {p: _try_layouts(spec, p, range(1, most[p] + 1), balance) for p in spec.phases}
     fleet = _best_fleet(spec, found, tokens, demand, None if is_counted else room)
     if fleet is None and not is_counted:
         if demand is None:
             _require_slo(spec, found, most, balance)  # offer a weaker promise before more nodes
         for p in spec.phases:
-            found[p] += try_layouts(spec, p, range(most[p] + 1, MAX_NODES), balance)
+            found[p] += _try_layouts(spec, p, range(most[p] + 1, MAX_NODES), balance)
         most = dict.fromkeys(spec.phases, MAX_NODES)
         fleet = _best_fleet(spec, found, tokens, demand or _minimal_demand(spec), None)
     _require_slo(spec, found, most, balance)
     return found, fleet
 
 
+def _try_layouts(spec: ResolvedSpec, phase: Phase, nodes: range, balance: ReplicaBalance | None) -> Outcomes:
+    """Return the outcomes of the layouts of `phase`. By memory alone, units must hold all requests if any unit does."""
+    if balance is None:
+        found = list(try_layouts(spec, phase, nodes, balance, at_full_length=True))
+        if _accepted(found):
+            return found
+    return list(try_layouts(spec, phase, nodes, balance))
+
+
 def _require_slo(
-    spec: ResolvedSpec, found: Mapping[Phase, Outcomes], most: Mapping[Phase, int], balance: ReplicaBalance
+    spec: ResolvedSpec, found: Mapping[Phase, Outcomes], most: Mapping[Phase, int], balance: ReplicaBalance | None
 ) -> None:
     def search_with(phase: Phase, change: Change) -> Outcomes:
         return list(try_layouts(change_spec(spec, change), phase, range(1, most[phase] + 1), balance))
@@ -162,9 +196,9 @@ def _require_slo(
 
 
 def _minimal_demand(spec: ResolvedSpec) -> Demand:
-    """Return a demand that one unit of each phase meets with any layout."""
-    nothing, one = dict.fromkeys(spec.phases, 0.0), dict.fromkeys(spec.phases, 1)
-    return Demand(nothing, 1.0, one, dict.fromkeys(spec.phases, 1.0), decides_nodes=False)
+    """Return a demand that the fewest units of each phase meet with any layout."""
+    nothing = dict.fromkeys(spec.phases, 0.0)
+    return Demand(nothing, 1.0, _floor(spec), dict.fromkeys(spec.phases, 1.0), decides_nodes=False)
 
 
 def _accepted(found: Outcomes) -> list[AcceptedLayout]:
@@ -190,7 +224,7 @@ def _best_fleet(
     written = _written_units(spec)
     if demand is None:
         assert room is not None
-        return fill_nodes(offers, written, tokens, room)
+        return fill_nodes(offers, written, tokens, room, _floor(spec))
     units = units_by_offer(offers, written, demand)
     fleet = meet_demand(units, tokens, demand, room)
     if room is None:

@@ -25,7 +25,7 @@ from functools import cache
 from math import inf
 from typing import Any
 
-from planner.candidate.trial import Numbers, Trial, speed_of, trial_of
+from planner.candidate.trial import Numbers, Speed, Trial, speed_of, trial_of
 from planner.estimate.coverage import fewest_slots
 from planner.estimate.throughput.replicas import Balance, BestBalance, ReplicaBalance
 from planner.estimate.utilisation import SLO_MARGIN
@@ -34,30 +34,33 @@ from planner.rules.attention import attention_sizes
 from planner.rules.engine_limits import runs_layout
 from planner.search.ranked import AcceptedLayout, RejectedLayout
 from planner.search.unit_sizes import ep_sizes, even_redundants
-from planner.spec.decision import MAX_REQUESTS, is_auto
+from planner.spec.decision import DEFAULT_REQUESTS, MAX_REQUESTS, is_auto
 from planner.spec.phase import PhaseSpec
 from planner.spec.request_lengths import request_lengths
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
 
 SIZES = ("ep_size", "attention_tp", "redundant_experts", "max_requests")  # an engine's exchange depends on them
+UNKNOWN_SPEED = Speed(1.0, None, None, 1.0)  # all GPUs count as equally fast
 BATCH_TOKENS = tuple(2**power for power in range(9, 16))  # 512 to 32,768
 
 
 def try_layouts(
-    spec: ResolvedSpec, phase: Phase, nodes: range, balance: ReplicaBalance
+    spec: ResolvedSpec, phase: Phase, nodes: range, balance: ReplicaBalance | None, *, at_full_length: bool = False
 ) -> Iterator[AcceptedLayout | RejectedLayout]:
     """Yield an outcome, accepted or rejected, for each layout of `phase` whose unit takes a number of nodes in `nodes`.
 
-    If the spec writes the EP size, it is tried if `nodes` contains 1, however many nodes it takes.
+    If the spec writes the EP size, it is tried if `nodes` contains 1, however many nodes it takes. Without a `balance`
+    memory alone decides, and all GPUs count as equally fast. `at_full_length` asks for room for all requests at full
+    length.
     """
-    section = spec.phase(phase)
+    section, is_speed_known = spec.phase(phase), balance is not None
     best: dict[int, float] = {}
     for ep_size in _ep_size_candidates(spec, phase, nodes):
-        for attention_tp in _attention_tp_candidates(spec, section, ep_size):
-            for batch_tokens in _batch_token_candidates(spec, phase):
+        for attention_tp in _attention_tp_candidates(spec, section, ep_size, is_speed_known):
+            for batch_tokens in _batch_token_candidates(spec, phase, is_speed_known):
                 start = {"ep_size": ep_size, "attention_tp": attention_tp, "max_batch_tokens": batch_tokens}
-                yield from _try_slots(_SizeTrials(spec, phase, start), balance, best)
+                yield from _try_slots(_SizeTrials(spec, phase, start, at_full_length), balance, best)
 
 
 def _ep_size_candidates(spec: ResolvedSpec, phase: Phase, nodes: range) -> Sequence[int]:
@@ -67,19 +70,23 @@ def _ep_size_candidates(spec: ResolvedSpec, phase: Phase, nodes: range) -> Seque
     return [size for size in sizes if max(1, size // spec.cluster.gpus_per_node) in nodes]
 
 
-def _attention_tp_candidates(spec: ResolvedSpec, section: PhaseSpec, ep_size: int) -> Sequence[int]:
+def _attention_tp_candidates(
+    spec: ResolvedSpec, section: PhaseSpec, ep_size: int, is_speed_known: bool
+) -> Sequence[int]:
     if not is_auto(section, "attention_tp"):
         return [section.attention_tp] if ep_size % section.attention_tp == 0 else []
+    if not is_speed_known:
+        return [1]
     per_node = spec.cluster.gpus_per_node
     return [each for each in attention_sizes(ep_size, per_node, spec.model) if each <= per_node]
 
 
-def _batch_token_candidates(spec: ResolvedSpec, phase: Phase) -> Sequence[int]:
+def _batch_token_candidates(spec: ResolvedSpec, phase: Phase, is_speed_known: bool) -> Sequence[int]:
     section, point = spec.phase(phase), getattr(spec.written.operating_point, phase)
     if not is_auto(section, "max_batch_tokens"):
         return [section.max_batch_tokens]
-    if phase == "decode":
-        return [int(PhaseSpec.model_fields["max_batch_tokens"].default)]  # has no effect: decode computes no prompts
+    if phase == "decode" or not is_speed_known:
+        return [int(PhaseSpec.model_fields["max_batch_tokens"].default)]  # in decode, which computes no prompts, idle
     if phase == "prefill" and point and point.step_tokens != AUTO:
         return [point.step_tokens]
     return BATCH_TOKENS[::-1]  # the largest is mostly best
@@ -92,40 +99,51 @@ class _SizeTrials:
     spec: ResolvedSpec
     phase: Phase
     start: Numbers
+    at_full_length: bool  # whether KV must have room for all requests at full length
     trials: dict[tuple[int, int], Trial] = field(default_factory=dict)
 
     def trial(self, redundant: int, requests: int) -> Trial:
         """Return the trial with these numbers of redundant experts and requests. Each trial is made once."""
         key = redundant, requests
         if key not in self.trials:
-            self.trials[key] = trial_of(self.spec, self.phase, {**self.start, "redundant_experts": redundant}, requests)
+            self.trials[key] = trial_of(self.spec, self.phase, self.numbers(redundant, requests), requests)
         return self.trials[key]
+
+    def numbers(self, redundant: int, requests: int) -> Numbers:
+        """Return the sizes of the trial with these numbers of redundant experts and requests, by field."""
+        return {**self.start, "redundant_experts": redundant, "max_requests": requests}
 
 
 def _try_slots(
-    size: _SizeTrials, balance: ReplicaBalance, best: dict[int, float]
+    size: _SizeTrials, balance: ReplicaBalance | None, best: dict[int, float]
 ) -> Iterator[AcceptedLayout | RejectedLayout]:
     """Yield the outcome of one EP size with more and more redundant experts, until more cannot beat the best rate.
 
-    `best` is number of nodes of a unit -> the best tokens/s per node so far, and is updated.
+    `best` is number of nodes of a unit -> the best tokens/s per node so far, and is updated. Without a `balance`
+    only the fewest are tried that give hot experts replicas.
     """
     spec, ep_size, num_logical = size.spec, size.start["ep_size"], size.spec.model.num_routed_experts
     all_redundant = even_redundants(spec, size.phase, ep_size)
     if not all_redundant:  # the written number does not give equal slots
         return
+    if balance is None:
+        all_redundant = all_redundant[1:] if all_redundant[0] == 0 and len(all_redundant) > 1 else all_redundant
     fewest_requests, most_requests = _request_range(spec, size.phase)
     first = size.trial(all_redundant[0], fewest_requests)
     if refusal := _engine_refusal(first):  # more slots or requests only take more room
-        yield RejectedLayout({**size.start, "redundant_experts": all_redundant[0]}, "engine", refusal, {})
+        yield RejectedLayout(size.numbers(all_redundant[0], fewest_requests), "engine", refusal, {})
         return
-    most, nodes = _max_redundant_in_memory(size, all_redundant, fewest_requests), first.layout.nodes_per_unit
-    ideal = BestBalance(balance, num_logical + most)
+    nodes = first.layout.nodes_per_unit
+    most = _max_redundant_in_memory(size, all_redundant, fewest_requests) if balance else all_redundant[-1]
+    ideal = BestBalance(balance, num_logical + most) if balance else None
     for redundant in all_redundant:
         if failure := _coverage_failure(spec, ep_size, (num_logical + redundant) // ep_size):
-            yield RejectedLayout({**size.start, "redundant_experts": redundant}, "failure domain", failure, {})
+            yield RejectedLayout(size.numbers(redundant, fewest_requests), "failure domain", failure, {})
             continue
         found = _find_most_requests(size, redundant, balance, fewest_requests)
         yield found
+        if ideal is None:
+            return
         best[nodes] = max(best.get(nodes, 0.0), _rate(found))
         if redundant >= most or _rate_bound(found, are_free=fewest_requests < most_requests) <= best[nodes]:
             return
@@ -192,7 +210,7 @@ def _engine_refusal(trial: Trial) -> str | None:
 
 
 def _find_most_requests(
-    size: _SizeTrials, redundant: int, balance: Balance, least: int
+    size: _SizeTrials, redundant: int, balance: Balance | None, least: int
 ) -> AcceptedLayout | RejectedLayout:
     """Return the layout with the most requests that memory and SLO allow, at least `least`.
 
@@ -203,7 +221,7 @@ def _find_most_requests(
     judged = cache(lambda requests: _judge(size, redundant, requests, balance))
     if isinstance(judged(least), RejectedLayout) or least == most:
         return judged(least)
-    kv_tokens = max(_kv_tokens(size.spec, size.phase, 1), 1)
+    kv_tokens = max(_kv_tokens(size, 1), 1)
     most = max(min(most, size.trial(redundant, least).memory.kv_tokens // kv_tokens), least)
     guess = size.trial(redundant, most).memory.kv_tokens // kv_tokens
     while least < most:
@@ -218,22 +236,23 @@ def _request_range(spec: ResolvedSpec, phase: Phase) -> tuple[int, int]:
     point: Any = getattr(spec.written.operating_point, phase)
     if not is_auto(spec.phase(phase), "max_requests"):
         return spec.phase(phase).max_requests, spec.phase(phase).max_requests
+    if spec.gpu_of(phase).usable_bytes is None:
+        return DEFAULT_REQUESTS, DEFAULT_REQUESTS
     if phase == "prefill":
         return 1, 1  # as many as its KV holds: they do not change its speed
     return (point.requests, point.requests) if point and point.requests != AUTO else (1, MAX_REQUESTS)
 
 
-def _judge(size: _SizeTrials, redundant: int, requests: int, balance: Balance) -> AcceptedLayout | RejectedLayout:
+def _judge(
+    size: _SizeTrials, redundant: int, requests: int, balance: Balance | None
+) -> AcceptedLayout | RejectedLayout:
     """Return the layout with these redundant experts and requests, accepted or rejected by memory, engine and SLO."""
-    trial, kv_tokens = size.trial(redundant, requests), _kv_tokens(size.spec, size.phase, requests)
-    numbers, memory = {**size.start, "redundant_experts": redundant, "max_requests": requests}, trial.memory
-    if memory.missing_bytes > 0:
-        return RejectedLayout(numbers, "memory", f"{memory.missing_bytes / 1e9:.1f} GB short of one request", {})
-    if kv_tokens > memory.kv_tokens:
-        return RejectedLayout(numbers, "memory", f"KV has room for {memory.kv_tokens:,} of {kv_tokens:,} tokens", {})
+    trial, numbers = size.trial(redundant, requests), size.numbers(redundant, requests)
+    if refusal := _memory_refusal(size, trial, requests):
+        return RejectedLayout(numbers, "memory", refusal, {})
     if refusal := _engine_refusal(trial):
         return RejectedLayout(numbers, "engine", refusal, {})
-    speed, slo = speed_of(trial, balance), size.spec.written.slo
+    speed, slo = speed_of(trial, balance) if balance else UNKNOWN_SPEED, size.spec.written.slo
     reached = {"tpot_ms": speed.tpot_ms, "ttft_ms": speed.ttft_ms}
     known = {field: value for field, value in reached.items() if value is not None}
     broken = [
@@ -247,16 +266,30 @@ def _judge(size: _SizeTrials, redundant: int, requests: int, balance: Balance) -
     return AcceptedLayout(numbers, trial.layout.nodes_per_unit, speed, speed.tokens_per_s_per_gpu * per_node)
 
 
-def _kv_tokens(spec: ResolvedSpec, phase: Phase, requests: int) -> int:
-    """Return the tokens of KV that must fit on a GPU: the tokens of `requests` requests of mean length.
+def _memory_refusal(size: _SizeTrials, trial: Trial, requests: int) -> str | None:
+    """Return what a GPU's memory has no room for in the trial; None if it has room, or if its size is unknown."""
+    if size.spec.gpu_of(size.phase).usable_bytes is None:
+        return None
+    memory, kv_tokens = trial.memory, _kv_tokens(size, requests)
+    if memory.missing_bytes > 0:
+        return f"{memory.missing_bytes / 1e9:.1f} GB short of one request"
+    return f"KV has room for {memory.kv_tokens:,} of {kv_tokens:,} tokens" if kv_tokens > memory.kv_tokens else None
 
-    The mean length comes from the operating point, else from the traffic, else it is half the longest request. Only one
-    request of full length must fit in prefill, and if `max_requests` is written but the operating point gives no
-    requests, because `max_requests` is then only a limit.
+
+def _kv_tokens(size: _SizeTrials, requests: int) -> int:
+    """Return the tokens of KV that must fit on a GPU: those of `requests` requests of mean length.
+
+    The mean length comes from the operating point, else from the traffic, else it is half the longest request. Only
+    one request of full length must fit in prefill, and if `max_requests` is written but the operating point gives
+    no requests, because `max_requests` is then only a limit. If asked for, all requests must fit at full length.
     """
-    section, point = spec.phase(phase), getattr(spec.written.operating_point, phase)
-    if point and phase != "prefill" and point.requests != AUTO:
-        return int(point.requests * point.kv_tokens)
+    phase, section = size.phase, size.spec.phase(size.phase)
+    point = getattr(size.spec.written.operating_point, phase)
+    of_point = int(point.requests * point.kv_tokens) if point and phase != "prefill" and point.requests != AUTO else 0
+    if size.at_full_length and phase != "prefill":
+        return max(requests * section.max_request_tokens, of_point)
+    if of_point:
+        return of_point
     if phase == "prefill" or not is_auto(section, "max_requests"):
         return section.max_request_tokens
-    return int(requests * (point.kv_tokens if point else request_lengths(spec.written, phase).kv))
+    return int(requests * (point.kv_tokens if point else request_lengths(size.spec.written, phase).kv))

@@ -1,7 +1,6 @@
 """List unit sizes: the sizes that `auto` may become, and changes of size for specs short of memory, slots or nodes.
 
-`auto.py` and `trials.py` choose the size for `auto`, by memory and by speed. `repair.py` tries each change before
-offering it.
+`trials.py` tries the sizes that `auto` may become. `repair.py` tries each change before offering it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

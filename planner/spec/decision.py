@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from planner.facts.terms import Phase
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.undecided import AUTO
@@ -13,6 +14,7 @@ DEFAULT = "default"
 BY_SPEED = ("units", "attention_tp", "max_batch_tokens")  # fields that memory alone cannot decide
 FIELDS = ("ep_size", "attention_tp", "redundant_experts", "max_batch_tokens", "max_requests")
 
+DEFAULT_REQUESTS: int = PhaseSpec.model_fields["max_requests"].default
 MAX_REQUESTS = 4096  # assumed: with more, a decode step takes longer than any reader waits
 
 
@@ -23,6 +25,11 @@ class Decision:
     path: str
     value: Any
     why: str
+
+
+def searched_fields(phase: Phase) -> tuple[str, ...]:
+    """Return the fields of a phase that a search for layouts decides if they are `auto`."""
+    return tuple(each for each in ("units", *FIELDS) if (phase, each) != ("prefill", "max_requests"))
 
 
 def needs_speed(spec: ResolvedSpec) -> bool:

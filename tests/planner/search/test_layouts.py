@@ -47,7 +47,8 @@ def spec_of(nodes=16, slo=SLO, decode=(), prefill=(), **sections):
 
 
 def found_for(spec):
-    return search_layouts(spec)
+    """The search's result, without the decisions that follow from it."""
+    return search_layouts(spec)[0]
 
 
 def balance_of(spec):
