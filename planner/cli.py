@@ -1,6 +1,6 @@
-"""The planner's commands: validate, schema, plan, report, diff, render.
+"""The planner's commands: validate, plan, report, diff, render.
 
-`planner/guide` has explain and init, `planner/accuracy` has accuracy, `planner/experts` has experts.
+`planner/guide` has explain, schema and init, `planner/accuracy` has accuracy, `planner/experts` has experts.
 
 `stacks/cli.py` adds only the command that is called: one of these, or one of its own. What all commands share is in
 `planner/command`.
@@ -39,11 +39,10 @@ from planner.command.run import new_parser, run
 from planner.experts.cli import add_experts
 from planner.facts.digest import pretty_json
 from planner.facts.quantities import first_of
-from planner.guide.cli import add_explain, add_init
+from planner.guide.cli import add_explain, add_init, add_schema
 from planner.plan.fit import Fit, check_fit
 from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, SpecError, TidemillError
-from planner.spec.schema import Spec
 
 if TYPE_CHECKING:
     from planner.compiler import Compiled
@@ -87,18 +86,6 @@ def add_validate(commands: Any) -> None:
     add_overlays(validate)
     add_format(validate)
     validate.set_defaults(command=_validate)
-
-
-def add_schema(commands: Any) -> None:
-    """Add the command `schema`."""
-    schema = add_command(
-        commands,
-        "schema",
-        "print the spec's JSON Schema, for editors",
-        "Print the JSON Schema of specs: every field with its range, default, meaning and examples.",
-    )
-    add_format(schema)
-    schema.set_defaults(command=_schema)
 
 
 def add_plan(commands: Any) -> None:
@@ -231,12 +218,6 @@ def _print_fits(fits: Mapping[Path, Fit], overlays: Sequence[Path]) -> None:
         files = " -f ".join(map(str, (path, *overlays)))
         for line in (f"{files}: valid", *left, *(f"warning: {finding}" for finding in fit.warnings)):
             print_line(line)
-
-
-def _schema(_: argparse.Namespace) -> None:
-    from pydantic.json_schema import GenerateJsonSchema
-
-    print_json({"$schema": GenerateJsonSchema.schema_dialect, **Spec.model_json_schema()})
 
 
 def _plan(arguments: argparse.Namespace) -> None:

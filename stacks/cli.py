@@ -33,7 +33,7 @@ COMMANDS = {
     "init": "planner.guide.cli",
     "explain": "planner.guide.cli",
     "validate": "planner.cli",
-    "schema": "planner.cli",
+    "schema": "planner.guide.cli",
     "plan": "planner.cli",
     "report": "planner.cli",
     "diff": "planner.cli",

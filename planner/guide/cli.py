@@ -1,4 +1,4 @@
-"""The commands `explain`, which describes a rule or a field, and `init`, which writes a first spec."""
+"""The commands `explain` (a rule or a field), `schema` (all fields, for editors) and `init` (a first spec)."""
 
 import argparse
 import shlex
@@ -22,6 +22,18 @@ def add_explain(commands: Any) -> None:
     explain.add_argument("name", metavar="RULE|FIELD", help="an id such as S501, or a path such as decode.ep_size")
     add_format(explain)
     explain.set_defaults(command=_explain)
+
+
+def add_schema(commands: Any) -> None:
+    """Add the command `schema`."""
+    schema = add_command(
+        commands,
+        "schema",
+        "print the spec's JSON Schema, for editors",
+        "Print the JSON Schema of specs: every field with its range, default, meaning and examples.",
+    )
+    add_format(schema)
+    schema.set_defaults(command=_schema)
 
 
 def add_init(commands: Any) -> None:
@@ -60,6 +72,14 @@ def _explain(arguments: argparse.Namespace) -> None:
         print_json(found)
     else:
         print(explanation_text(found), end="")
+
+
+def _schema(_: argparse.Namespace) -> None:
+    from pydantic.json_schema import GenerateJsonSchema
+
+    from planner.spec.schema import Spec
+
+    print_json({"$schema": GenerateJsonSchema.schema_dialect, **Spec.model_json_schema()})
 
 
 def _init(arguments: argparse.Namespace) -> None:
