@@ -5,21 +5,17 @@ Predictions come last, since they may take as long as the rest, and `render` and
 Pure: no network, no clock, no unseeded randomness. The same spec gives the same bytes on any machine.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.candidate.candidate import Candidate
-from planner.facts.terms import Phase
 from planner.plan.decided import decided_sections
 from planner.plan.plan import Plan, seal_plan
 from planner.plan.sections import ModelShape
 from planner.plan.user_input import read_input, refuse_option
-from planner.problems.errors import InfeasibleError
-from planner.problems.fix import Fix
-from planner.rules.table import findings_at, refusals_of
 from planner.search.auto import Choice, Former, decide, decide_near
 from planner.search.repair import require_feasible
 from planner.spec.decision import FIELDS
@@ -35,11 +31,6 @@ class Compiled(Candidate):
 
     choice: Choice
 
-    @property
-    def searched(self) -> Collection[Phase]:
-        """Return the phases whose layouts the search chose by speed."""
-        return self.choice.search.chosen if self.choice.search else ()
-
     @cached_property
     def plan(self) -> Plan:
         """Return the plan with predictions and report."""
@@ -47,7 +38,7 @@ class Compiled(Candidate):
         from planner.report.rows import rows_of
 
         sections = decided_sections(self, self.choice) | expected_sections(self)
-        sections["warnings"] += findings_at(self, "predicted")
+        sections["warnings"] += self.missed_promises
         return seal_plan(sections, rows_of)
 
     @property
@@ -77,12 +68,19 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
     """Return the compiled candidate, for callers that need more than its plan, such as `tidemill simulate`."""
 
     def decided(choice: Choice) -> Compiled:
-        return Compiled(choice.spec.document, previous, calibration, known=choice.spec, choice=choice)
+        return Compiled(
+            choice.spec.document,
+            previous,
+            calibration,
+            searched=choice.searched,
+            known=choice.spec,
+            choice=choice,
+        )
 
     former, missed = _former_sizes(spec, previous), dict[str, str]()
     for sizes, near in decide_near(spec, former):
         if isinstance(near, Choice):
-            refusals = refusals_of(decided(near), "mapped")
+            refusals = decided(near).misfits("mapped")
             if not refusals:
                 choice = near
                 break
@@ -91,8 +89,17 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
     else:
         choice = decide(spec)
     candidate = decided(choice.explain_resizing(former, missed))
-    _require_plan(candidate)
+    require_feasible(candidate, "mapped", choice.original)
     return candidate
+
+
+def recompile(former: Plan, spec: ResolvedSpec, calibration: "Calibration | None" = None) -> Compiled:
+    """Return the `former` plan's units and maps under a decided `spec` that differs from its own in what is measured.
+
+    Its maps stay, however uneven.
+    """
+    choice = Choice(spec, spec, former.decisions, None)
+    return Compiled(spec.document, former, calibration, keeps_maps=True, known=spec, choice=choice)
 
 
 def _former_sizes(spec: ResolvedSpec, previous: Plan | None) -> Former:
@@ -107,22 +114,6 @@ def _former_sizes(spec: ResolvedSpec, previous: Plan | None) -> Former:
     same = {each for each in phases if previous.spec.gpu_name(each) == spec.written.gpu_name(each)}
     sizes = {(phase, field): getattr(previous.spec.phase(phase), field) for phase in same for field in FIELDS}
     return {f"{phase}.{field}": size for (phase, field), size in sizes.items() if isinstance(size, int)}
-
-
-def _require_plan(candidate: Compiled) -> None:
-    """Raise InfeasibleError if no plan is possible. If one is possible without the previous plan, the error says so."""
-    try:
-        require_feasible(candidate, "mapped", candidate.choice.original)
-    except InfeasibleError as error:
-        if candidate.previous is None or refusals_of(replace(candidate, previous=None), "mapped"):
-            raise
-        raise InfeasibleError([replace(each, fix=_offer_anew(each.fix)) for each in error.findings]) from None
-
-
-def _offer_anew(fix: Fix | str) -> Fix:
-    """Return `fix` with an alternative that was tried: to place all units anew."""
-    changes = fix.changes if isinstance(fix, Fix) else ()
-    return Fix(f"{fix}; or move running units: without the previous plan (render --anew) the spec is feasible", changes)
 
 
 def compile_or_load(

@@ -31,7 +31,7 @@ from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import Change
 from planner.rules.check import change_document, change_spec, resolve
 from planner.rules.rule import Level, is_within
-from planner.rules.table import findings_at, warnings_of
+from planner.rules.table import findings_at, refusals_of, warnings_of
 from planner.schedule.starts import StartTimes, start_times
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.schema import Spec
@@ -75,6 +75,7 @@ class Candidate:
     calibration: "Calibration | None" = None  # a user's own measurements, which correct `speed`
     keeps_maps: bool = False  # whether the previous plan's maps stay, however uneven, as they do until units restart
     level: Level = "predicted"  # results beyond it raise Unknown
+    searched: Collection[Phase] = ()  # phases whose layouts a search chose by predicted speed
     known: ResolvedSpec | None = field(default=None, repr=False)  # the resolved document, if the caller has it
 
     @classmethod
@@ -117,11 +118,6 @@ class Candidate:
         return tuple(each for phase in spec.phases if (each := memory_of(spec, phase)) is not None)
 
     @property
-    def searched(self) -> Collection[Phase]:
-        """The phases whose layouts a search chose by predicted speed."""
-        return ()
-
-    @property
     def phase_gpus(self) -> dict[Phase, Gpu]:
         """The GPU type of each phase that does not run on the cluster's default type (`cluster.gpu`)."""
         spec = self.resolved
@@ -136,6 +132,15 @@ class Candidate:
     def warnings(self) -> tuple[Finding, ...]:
         """Warnings about the candidate's layouts and pods."""
         return warnings_of(self, is_runnable=not self.refusals)
+
+    def misfits(self, level: Level) -> tuple[Finding, ...]:
+        """Return the findings of the first rule, up to `level`, that makes the candidate infeasible."""
+        return refusals_of(self, level)
+
+    @property
+    def missed_promises(self) -> tuple[Finding, ...]:
+        """Warnings about predicted speeds, beside what is promised and asked for."""
+        return findings_at(self, "predicted")
 
     @cached_property
     def start_times(self) -> StartTimes:

@@ -9,14 +9,13 @@ The former plan is compiled again from its own spec, with its own nodes and maps
 
 from dataclasses import replace
 
-from planner.compiler import Compiled
+from planner.compiler import Compiled, recompile
 from planner.diff.change import LoadSides
 from planner.plan.plan import Plan
 from planner.plan.sections import ModelShape
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Unknown
 from planner.rules.check import resolve
-from planner.search.auto import Choice
 from planner.spec.resolved import ResolvedSpec
 
 SECTION = "expert_load"
@@ -36,7 +35,8 @@ def judge_former(former: Plan, found: Compiled | Plan) -> Plan:
         return former
     try:
         spec = _with_loads(former, found.resolved)
-        return compile_again(former, Choice(spec, spec, former.decisions, None), found, former.report is not None)
+        again = recompile(former, spec, found.calibration)
+        judged = again.deployed_with_demand if former.report is None else again.plan
     except (SpecError, InfeasibleError, Unknown):
         return former
 

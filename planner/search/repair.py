@@ -34,7 +34,7 @@ from planner.layout.memory import USUAL_SHARE, memory_of
 from planner.layout.nodes import nodes_for
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Finding, Unknown
-from planner.problems.fix import Change, apply_change
+from planner.problems.fix import Change, Fix, apply_change
 from planner.rules.check import change_spec
 from planner.rules.engine_limits import runs_layout
 from planner.rules.rule import Level
@@ -60,10 +60,19 @@ NON_MEMORY_PATHS = ("coverage", "cluster.nodes", "cluster.spares")  # prefixes o
 def require_feasible(candidate: Candidate, level: Level, original: ResolvedSpec) -> None:
     """Raise InfeasibleError if the rules up to `level` refuse the candidate.
 
-    The offered fixes are changes of `original`.
+    The offered fixes are changes of `original`. A fix also says if placing all units anew would do.
     """
     if refusals := refusals_of(candidate, level):
-        raise InfeasibleError(offer_changes(refusals, candidate, original))
+        findings = offer_changes(refusals, candidate, original)
+        if candidate.previous is not None and not refusals_of(replace(candidate, previous=None), level):
+            findings = [replace(each, fix=_offer_anew(each.fix)) for each in findings]
+        raise InfeasibleError(findings)
+
+
+def _offer_anew(fix: Fix | str) -> Fix:
+    """Return `fix` with an alternative that was tried: to place all units anew."""
+    changes = fix.changes if isinstance(fix, Fix) else ()
+    return Fix(f"{fix}; or move running units: without the previous plan (render --anew) the spec is feasible", changes)
 
 
 def offer_changes(refusals: Sequence[Finding], candidate: Candidate, original: ResolvedSpec) -> Sequence[Finding]:
