@@ -23,7 +23,8 @@ FLOORS = {
         " > spec > expert_map > families > facts > problems"
     ),
     "stacks": (
-        "cli, __main__ > gitops > doctor, controller > program > provider, live, simulator > kube, local > measured"
+        "cli, __main__ > gitops > doctor, controller > program > provider, live, simulator > kube, local"
+        " > measured, day"
     ),
     "runtime": (
         "__main__ > offline > worker, gateway > serving > model > expert_parallel > kv > kernels > protocol"

@@ -27,11 +27,11 @@ from math import floor
 
 from planner.facts.day import DAY_S
 from planner.facts.terms import Phase
-from planner.schedule.clock import changes_between, state_at, units_at
-from planner.schedule.runs import runs_between
 from planner.schedule.schedule import Step
 from stacks.controller.situation import Force, LiveUnit, Situation
 from stacks.controller.turns import Turns, decide_turns, find_holders
+from stacks.day.clock import changes_between, state_at, units_at
+from stacks.day.runs import runs_between
 
 __all__ = ["Decision", "NextChange", "Scale", "count_planned_units", "decide", "required_units", "units_required_soon"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.command.printed import say
 from planner.problems.printable import printable
-from planner.schedule.runs import Kind
+from stacks.day.runs import Kind
 from stacks.local.deployment import follow
 from stacks.local.played_day import DayRecord, DueAct
 from stacks.local.record import ORDER, GatewayRecord, Record, UnitRecord

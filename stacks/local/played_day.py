@@ -22,8 +22,8 @@ from planner.facts.day import DAY_S, MINUTE_S, hh_mm, hh_mm_ss
 from planner.facts.quantities import read_seconds
 from planner.problems.errors import CallError, InfeasibleError
 from planner.problems.finding import Finding
-from planner.schedule.runs import Act, Kind, Run, list_acts, runs_between
 from planner.schedule.schedule import Timetable
+from stacks.day.runs import Act, Kind, Run, list_acts, runs_between
 
 __all__ = ["DayRecord", "DueAct", "MachineTimes", "advance", "machine_times", "plan_play", "read_length"]
 

@@ -35,12 +35,12 @@ from planner.compiler import compile_plan
 from planner.facts.names import DEPLOYMENT_KIND, PLAN_LABEL, UNIT_LABEL, UNIT_OBJECTS, controller_name
 from planner.manifests.render import KUSTOMIZATION, render_files
 from planner.rules.check import check_spec
-from planner.schedule.clock import changes_between, state_at, units_at
-from planner.schedule.runs import runs_between
 from planner.spec.yaml import parse_document
 from stacks.controller.follower import Follower
 from stacks.controller.loop import PERIOD_S, run_round
 from stacks.controller.observe import find_deployment, read_clock
+from stacks.day.clock import changes_between, state_at, units_at
+from stacks.day.runs import runs_between
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from stacks.kube.readiness import missing

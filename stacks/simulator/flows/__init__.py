@@ -1,1 +1,1 @@
-"""A plan's day simulated as flows, minute by minute: requests that come and wait, units that serve, and the cost."""
+"""A plan's day simulated as flows, minute by minute: requests, units and cost."""

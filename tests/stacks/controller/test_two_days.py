@@ -7,9 +7,9 @@ from functools import cache
 
 from planner.compiler import compile_plan
 from planner.rules.check import check_spec
-from planner.schedule.clock import state_at, units_at
 from stacks.controller.decide import decide
 from stacks.controller.situation import LiveUnit, Orders, Situation
+from stacks.day.clock import state_at, units_at
 from tests.stacks.deployments import REPOSITORY
 
 BEGIN, END = 1_764_000_000, 1_764_000_000 + 2 * 86_400  # from 00:00 in Shanghai on 25 November 2025 on

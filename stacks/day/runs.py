@@ -8,7 +8,7 @@
     stop    the unit's nodes are free from now on
 
 If a unit's next start would come before the end of its run, the run goes on without a break, because the unit's nodes
-would not become free (`transitions.py`).
+would not become free (`planner/schedule/transitions.py`).
 
 This module reads no clock and changes nothing, so a cluster's controller and a day played on one machine make the same
 decisions.
@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from planner.schedule.clock import changes_between, units_at
 from planner.schedule.schedule import Timetable
+from stacks.day.clock import changes_between, units_at
 
 Kind = Literal["start", "serve", "drain", "stop"]
 KINDS: tuple[Kind, ...] = ("start", "serve", "drain", "stop")  # of one run, in order

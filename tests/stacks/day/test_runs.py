@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.facts.day import DAY_S, hh_mm
-from planner.schedule.clock import units_at
-from planner.schedule.runs import KINDS, list_acts, runs_between
 from planner.schedule.schedule import OtherDays, Step, Timetable
+from stacks.day.clock import units_at
+from stacks.day.runs import KINDS, list_acts, runs_between
 
 MINUTE_S = 60
 

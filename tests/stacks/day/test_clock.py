@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from planner.facts.calendar import instants_of, wall_time
 from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of
-from planner.schedule import clock
-from planner.schedule.clock import changes_between, units_at
 from planner.schedule.schedule import OtherDays, Step, Timetable
+from stacks.day import clock
+from stacks.day.clock import changes_between, units_at
 
 
 def day_of(zone, **windows):
