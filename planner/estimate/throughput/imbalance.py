@@ -160,7 +160,10 @@ def _expected_maximum(means_LG: "Floats", deviations_LG: "Floats") -> "Floats":
 
 
 def _normal_cdf(z: "Floats") -> "Floats":
-    """Return P(a standard normal variable <= z), within 0.0003, by Page's approximation."""
+    """Return P(a standard normal variable <= z) for each z, in the shape of `z`.
+
+    Page's approximation is within 0.0003.
+    """
     import numpy as np  # as above
 
     found: Floats = 1 / (1 + np.exp(-np.clip(sqrt(8 / pi) * z * (1 + 0.044715 * z**2), -40, 40)))

@@ -95,7 +95,10 @@ class ReplicaBalance:
 
     @cached_property
     def _variances(self) -> "Floats":
-        """Return the variance of each entry of `_shares` as loads drift from one traffic window to the next."""
+        """Return the variance of each share in `_shares` from one traffic window to the next.
+
+        The result is `[num_moe_layers, num_experts]`.
+        """
         variances: Floats = (self._shares * drift(self._shares)) ** 2
         return variances
 
@@ -112,7 +115,7 @@ class ReplicaBalance:
         return hottest
 
     def _drift_variances(self, num_slots: int) -> list[float]:
-        """Return for each layer the variance that drifting loads give its slots, summed over slots.
+        """Return the variance that drifting loads give the slots of each layer, summed over slots, `[num_moe_layers]`.
 
         An expert of n slots adds 1/n of its own variance.
         """
@@ -120,7 +123,10 @@ class ReplicaBalance:
         return found
 
     def _num_hot(self, num_slots: int, num_gpus: int, pairs_per_gpu: float) -> list[int]:
-        """Return for each layer how many replicas' loads are within one standard deviation of the hottest replica's."""
+        """Return the number of hot replicas of each layer, `[num_moe_layers]`.
+
+        A replica is hot if its load is within one standard deviation of the hottest replica's.
+        """
         import numpy as np  # as above
 
         counts_LE = self.counts(num_slots)
@@ -137,7 +143,7 @@ class ReplicaBalance:
         return found
 
     def _hottest_gpus(self, num_slots: int, num_gpus: int) -> list[float]:
-        """Return for each layer the load of the GPU with the hottest replica, over the mean GPU's, at least 1."""
+        """Return the load of the GPU with the hottest replica, over the mean GPU's, `[num_moe_layers]`; at least 1."""
         import numpy as np  # as above
 
         beside = num_slots // num_gpus - 1
