@@ -228,7 +228,7 @@ def _retry_layers(
 
 
 def _repack(loads_LE: Floats, sizes: Sizes, slots_LGS: Ints) -> Ints:
-    """Return a map with two slots per GPU whose replicas are paired anew: the heaviest with the lightest, and so on.
+    """Return a map with two slots per GPU, `[L, G, 2]`, whose replicas are paired anew: the heaviest with the lightest.
 
     A layer stays as it is if new pairs would make its fullest GPU fuller.
 

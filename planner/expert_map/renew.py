@@ -168,9 +168,10 @@ def _groups_are_whole(slots_LGS: Ints, sizes: Sizes, num_experts: int) -> Flags:
 
 
 def remove_repeats(loads_LE: Floats, slots_LGS: Ints, num_nodes: int = 1) -> Ints:
-    """Return the map with no expert twice on a GPU: the second slot goes to the hottest expert that the GPU lacks.
+    """Return the map with no expert twice on a GPU, `[L, G, S]`.
 
-    Experts that the GPU's node already holds are preferred.
+    The second slot goes to the hottest expert that the GPU lacks. Experts that the GPU's node already holds are
+    preferred.
     """
     parted, gpus_per_node = slots_LGS.copy(), slots_LGS.shape[1] // num_nodes
     for index, gpu in np.argwhere((np.diff(np.sort(parted, axis=2), axis=2) == 0).any(axis=2)):
@@ -212,7 +213,10 @@ def _most_alike(rows: Ints, places: Ints, num_experts: int) -> Ints:
 
 
 def align_slots(slots_LGS: Ints, previous_LGS: Ints) -> Ints:
-    """Return the map with the experts on each GPU reordered, so that experts that stay on the GPU keep their slots."""
+    """Return the map with the experts on each GPU reordered, `[L, G, S]`.
+
+    Experts that stay on their GPU keep their slots.
+    """
     aligned = slots_LGS.copy()
     for index, gpu in np.argwhere((slots_LGS != previous_LGS).any(axis=2)):
         coming = slots_LGS[index, gpu].tolist()

@@ -52,12 +52,12 @@ def as_slots(rows: Sequence[Sequence[int]], sizes: Sizes) -> Ints:
 
 
 def round_ratios(ratio_L: Floats) -> tuple[float, ...]:
-    """Return max over mean of each layer as floats rounded to 6 digits."""
+    """Return max over mean of each layer, `[L]`, as floats rounded to 6 digits."""
     return tuple(ratio_L.round(DIGITS).tolist())
 
 
 def round_bounds_down(bound_L: Floats) -> tuple[float, ...]:
-    """Return the bound of each layer as floats rounded down to 6 digits, so that they stay bounds."""
+    """Return the bound of each layer, `[L]`, as floats rounded down to 6 digits, so that they stay bounds."""
     return tuple((np.floor(bound_L * 10**DIGITS) / 10**DIGITS).tolist())
 
 
