@@ -118,7 +118,7 @@ class Model:
 
     @property
     def are_hashed(self) -> list[bool]:
-        """Return for each MoE layer whether a table routes its tokens."""
+        """Return for each MoE layer whether a table routes its tokens, `[num_moe_layers]`."""
         return [layer.ffn.is_hashed for layer in self.layers if not isinstance(layer.ffn, Dense)]
 
     @property
