@@ -126,7 +126,7 @@ class Task:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The number of usable nodes in each cell."""
+        """The number of usable nodes in each cell, `[cells]`."""
         return tuple(len(cell.nodes) for cell in self.cells)
 
     def are_alike(self, one: int, other: int) -> bool:
