@@ -53,7 +53,10 @@ def count_unit_slots(on: Sequence[int], switching: Switching) -> float:
 
 
 def solve_day(needed: Sequence[int], switching: Switching) -> tuple[int, ...]:
-    """Return how many units are on in each slot of a repeating day: at least `needed`, with the fewest unit-slots."""
+    """Return how many units are on in each slot of a repeating day, `[slots]`: at least `needed`.
+
+    Of all such days, the result has the fewest unit-slots.
+    """
     num_slots = len(needed)
     peak = max(range(num_slots), key=lambda slot: needed[slot])
     top, turned = needed[peak], [*needed[peak:], *needed[:peak]]
@@ -183,7 +186,7 @@ def _closing_costs(costs: "Costs", top: int, start_age: int, switch: "Costs") ->
 
 
 def _cheapest_day(history: "Sequence[Costs]", costs: "Costs", state: tuple[int, int], switch: "Costs") -> list[int]:
-    """Return the number of units on in every slot of the cheapest day that ends in `state` (number, age)."""
+    """Return the number of units on in each slot of the cheapest day that ends in `state` (number, age), `[slots]`."""
     (number, age), last = state, costs.shape[1] - 1
     on = [number]
     for before in reversed(history):

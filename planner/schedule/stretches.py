@@ -86,7 +86,7 @@ def entry_starts(profile: Sequence[float] | None) -> range:
 
 
 def demand_shares(profile: Sequence[float] | None, stretches: Sequence[Stretch]) -> tuple[float, ...]:
-    """Return, for each stretch, the share of the day's tokens that arrives in it.
+    """Return the share of the day's tokens that arrives in each stretch, `[stretches]`.
 
     Demand is constant within an entry of the profile, so a stretch must begin at each of `entry_starts`. Without a
     profile demand is constant all day. Shares sum to 1, or to 0 on a day without demand.
