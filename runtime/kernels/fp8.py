@@ -127,6 +127,9 @@ def _scales(magnitudes: Tensor) -> Tensor:
 
 
 def _round_up(scales: Tensor) -> Tensor:
-    """Return scales rounded up to powers of two, exactly: scale = mantissa 2^exponent, 1/2 <= mantissa < 1."""
+    """Return scales rounded up to powers of two, in their shape.
+
+    The rounding is exact: scale = mantissa 2^exponent with 1/2 <= mantissa < 1.
+    """
     mantissas, exponents = torch.frexp(scales)
     return torch.ldexp(torch.ones_like(scales), exponents - (mantissas == 0.5).int())

@@ -136,9 +136,9 @@ class Ops:
         return torch.cat(contexts)
 
     def causal_softmax(self, scores_HTS: Tensor) -> Tensor:
-        """Return the softmax of the scores, over the keys that each of the last T of S tokens sees.
+        """Return the softmax of the scores, [H, T, S], over the keys that each of the last T of S tokens sees.
 
-        Overwrite the scores.
+        The scores are overwritten.
         """
         num_queries = scores_HTS.shape[1]
         later = scores_HTS.new_full((num_queries, num_queries), -torch.inf).triu_(1)
@@ -244,7 +244,10 @@ class Ops:
         return place.view(slots_TK.shape), counts[:num_slots]
 
     def spread_rows(self, x: Tensor | Quantised, place_TK: Tensor, num_rows: int) -> Tensor | Quantised:
-        """Return `num_rows` rows, with each token copied to its rows. Rows that fill up a tile may have any content."""
+        """Return `num_rows` rows, [num_rows, D], with each token copied to its rows.
+
+        Rows that fill up a tile may have any content.
+        """
         tokens_TK = torch.arange(len(place_TK), device=place_TK.device)[:, None].expand(place_TK.shape)
         places = torch.where(place_TK < 0, num_rows, place_TK).flatten()
         token_of_row = place_TK.new_zeros(num_rows + 1).scatter_(0, places, tokens_TK.flatten())[:num_rows]

@@ -106,9 +106,9 @@ def rotate(x: Tensor, cos_TX: Tensor, sin_TX: Tensor, neighbours: bool) -> None:
 
 
 def causal_softmax(scores_HTS: Tensor) -> Tensor:
-    """Replace scores with softmaxes, and return them. Each of the last T of S tokens sees itself and all before.
+    """Replace scores [H, T, S] with softmaxes, and return them.
 
-    Keys that a token does not see get 0.
+    Each of the last T of S tokens sees itself and all before. Keys that a token does not see get 0.
     """
     _loops().causal_softmax(_address(scores_HTS), *scores_HTS.shape)
     return scores_HTS
