@@ -169,7 +169,10 @@ class LatentCache:
         return latents
 
     def copy_to_host(self, table: PageTable, num_tokens: int, start: int = 0) -> Tensor:
-        """Copy a request's latents as `swap_out` does, without counting them in the ledger of host memory."""
+        """Copy a request's latents as `swap_out` does, `[num_layers, T, C]`.
+
+        The copy does not count in the ledger of host memory.
+        """
         rows = self._rows(table, start, num_tokens)
         latents = self.link.empty((len(self.layers), num_tokens - start, self._pages.shape[-1]), self._pages.dtype)
         for layer, latent_TC in zip(self.layers, latents, strict=True):
@@ -192,7 +195,7 @@ class LatentCache:
         return latents
 
     def _rows(self, table: PageTable, start: int, end: int) -> Tensor:
-        """Return the row numbers of a request's positions `start` to `end` - 1.
+        """Return the row numbers of a request's positions `start` to `end` - 1, [end - start].
 
         The numbers are the same in every layer.
         """
@@ -216,5 +219,5 @@ class LayerPages:
 
 
 def slot_mapping(table: PageTable, start: int, end: int) -> list[int]:
-    """Return the row numbers of the positions `start` to `end` - 1 of a page table."""
+    """Return the row numbers of the positions `start` to `end` - 1 of a page table, [end - start]."""
     return [table[position // PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS for position in range(start, end)]

@@ -127,9 +127,9 @@ class HostTier:
         return len(found), arrival
 
     def lend_blank(self) -> Tensor | None:
-        """Return memory into which a slower tier reads a block; None if there is no room. Any thread may call this.
+        """Return memory for one block, into which a slower tier reads it; None if there is no room.
 
-        The memory is free again when nothing refers to it, unless the block was added.
+        Any thread may call this. The memory is free again when nothing refers to it, unless the block was added.
         """
         with self._memory.lock:
             slot = self._take_slot()
