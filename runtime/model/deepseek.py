@@ -131,7 +131,7 @@ class DeepseekV3(nn.Module):
         return list(functions.values())
 
     def _run(self, micro_batches: list[ForwardBatch], flow: Callable[[ForwardBatch], Flow[Tensor]]) -> Tensor:
-        """Run the micro-batches' flows in turns, and return their results, concatenated."""
+        """Run the micro-batches' flows in turns, and return their results, concatenated along the tokens."""
         self.begin_step(micro_batches)
         return torch.cat(self.overlap.run([flow(step) for step in micro_batches]))
 

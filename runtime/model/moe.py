@@ -223,6 +223,9 @@ class MixtureOfExperts(nn.Module):
         self.load.assign(self.moe_layer, physical_to_logical[first : first + self.load.rows.shape[1]])
 
     def _run_experts(self, rows: ExpertRows) -> Tensor:
-        """Return the experts' results, multiplied by the gate's weights unless combine does that."""
+        """Return the experts' results, multiplied by the gate's weights unless combine does that.
+
+        The results are [R, D], or [M, Z, D] for masked rows.
+        """
         results = self.experts(rows)
         return results if self.dispatcher.weights_applied is WeightsApplied.BY_COMBINE else rows.weigh(results)
