@@ -163,7 +163,10 @@ def _pack_settings(draws: list[PendingDraw], numbers: list[int], vocab_size: int
 
 
 def _draw_on_device(logits_BV: Tensor, groups: list[_Group], settings: Tensor, num_best: int | None) -> Tensor:
-    """Return [rows, columns] in FP64: the token, whether it is decided, and logprobs if any request asks for them."""
+    """Return the draws as [rows, columns] in FP64.
+
+    The columns are the token, whether the token is decided, and logprobs if any request asks for them.
+    """
     parts = []
     for (rule, _), of_group in zip(groups, settings.split(ROWS), strict=True):
         row, key, top_k = of_group[:, :3].split(1, -1)
@@ -178,20 +181,26 @@ def _draw_on_device(logits_BV: Tensor, groups: list[_Group], settings: Tensor, n
 
 
 def _take_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Return each row's most likely token, the first among equals, and a column of True: all are decided."""
+    """Return each row's most likely token [R], and True for each row [R], since every token is decided.
+
+    Of equally likely tokens, the first is taken.
+    """
     tokens_R = logits_RV.argmax(-1)
     return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
 
 
 def _draw_from_all(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Return each row's token, drawn from the whole vocabulary, and a column of True: all are decided."""
+    """Return each row's token, drawn from the whole vocabulary [R], and True for each row [R]: all are decided."""
     ids_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
     tokens_R = (_scores(logits_RV, settings).exp_() / noise(settings.key, ids_V)).argmax(-1)
     return tokens_R, torch.ones_like(tokens_R, dtype=torch.bool)
 
 
 def _draw_from_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Return each row's token, drawn from its best K, and whether all that top_k and top_p keep are among the K."""
+    """Return each row's token, drawn from its best K [R], and whether each token is decided [R].
+
+    A token is decided if all tokens that top_k and top_p keep are among the K.
+    """
     if logits_RV.shape[1] <= NUM_BEST:
         return _draw_from_sorted(logits_RV, settings)
     ids_RK = logits_RV.topk(NUM_BEST, sorted=False).indices.sort().values
@@ -200,14 +209,17 @@ def _draw_from_best(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Ten
 
 
 def _draw_from_sorted(logits_RV: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """Return each row's token, drawn after sorting the whole vocabulary, and a column of True: all are decided."""
+    """Return each row's token [R], drawn after sorting the whole vocabulary, and True for each row [R].
+
+    True means that the token is decided.
+    """
     return _draw_from_candidates(logits_RV, *logits_RV.sort(descending=True, stable=True), settings)
 
 
 def _draw_from_candidates(
     logits_RV: Tensor, logits_RK: Tensor, ids_RK: Tensor, settings: _Settings
 ) -> tuple[Tensor, Tensor]:
-    """Return each row's token, drawn from its K candidates, and whether the candidates were enough to decide it.
+    """Return each row's token, drawn from its K candidates [R], and whether the candidates decided it [R].
 
     The candidates are sorted: the best first, and equals by id.
     """
@@ -228,7 +240,10 @@ def _draw_from_candidates(
 
 
 def _scores(logits: Tensor, settings: _Settings) -> Tensor:
-    """Return (logit - best logit) / temperature. The subtraction prevents a NaN at small temperatures."""
+    """Return (logit - best logit) / temperature, in the shape of `logits` and in FP64.
+
+    The subtraction prevents a NaN at small temperatures.
+    """
     return (logits.double() - logits.amax(-1, keepdim=True)).div_(settings.temperature)
 
 

@@ -42,7 +42,7 @@ class Loading(Protocol):
         """Return whether no more blocks will come. Never waits."""
 
     def blocks(self) -> list[Tensor]:
-        """Return the loaded blocks, from the first on."""
+        """Return the loaded blocks, from the first on, each `[num_layers, PAGE_TOKENS, latent_dim]`."""
 
     def cancel(self) -> None:
         """Stop loading the blocks, because nobody needs them."""

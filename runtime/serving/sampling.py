@@ -99,7 +99,7 @@ def _check_finite(logits_V: Tensor) -> None:
 
 
 def _add_bias(logits_V: Tensor, sampling: Sampling) -> Tensor:
-    """Return the logits plus the bias of each token that has one."""
+    """Return the logits plus the bias of each token that has one, [vocab_size]."""
     if not sampling.logit_bias:
         return logits_V
     tokens = torch.tensor(list(sampling.logit_bias))
@@ -107,7 +107,7 @@ def _add_bias(logits_V: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _forbid_early_stop(logits_V: Tensor, sampling: Sampling, num_generated: int) -> Tensor:
-    """Return the logits.
+    """Return the logits, [vocab_size].
 
     While the text has fewer than `min_tokens` tokens, the tokens that would end it get -inf.
     """
@@ -123,7 +123,7 @@ def _forbid_early_stop(logits_V: Tensor, sampling: Sampling, num_generated: int)
 def _penalise_repetition(
     logits_V: Tensor, sampling: Sampling, prompt_ids: Sequence[int], generated: Sequence[int]
 ) -> Tensor:
-    """Return the logits, in which repetition_penalty divides positive ones and multiplies negative ones.
+    """Return the logits, [vocab_size], of which repetition_penalty divides positive ones and multiplies negative ones.
 
     Only the logits of tokens that the request's prompt or answer already has are changed.
     """
@@ -150,7 +150,7 @@ def _penalise_frequency(logits_V: Tensor, sampling: Sampling, generated: Sequenc
 
 
 def _keep_top_k(scores_V: Tensor, top_k: int) -> Tensor:
-    """Return the `top_k` highest scores, and scores equal to the last of them; -inf for all others."""
+    """Return the `top_k` highest scores, and scores equal to the last of them; -inf for all others. [vocab_size]."""
     if not 0 < top_k < len(scores_V):
         return scores_V
     return scores_V.masked_fill(scores_V < scores_V.topk(top_k).values[-1], -torch.inf)
@@ -173,5 +173,8 @@ def _keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
 
 
 def _mark_dropped(ordered: Tensor, top_p: float) -> Tensor:
-    """Return for each probability whether it is dropped, because the larger ones before it add up to `top_p`."""
+    """Return for each probability whether it is dropped, because the larger ones before it add up to `top_p`.
+
+    `ordered` is sorted from the largest probability down.
+    """
     return ordered.cumsum(-1) - ordered >= top_p
