@@ -16,6 +16,7 @@ from planner.plan.decided import decided_sections
 from planner.plan.plan import Plan, seal_plan
 from planner.plan.sections import ModelShape
 from planner.plan.user_input import read_input, refuse_option
+from planner.problems.finding import Unknown
 from planner.search.auto import Choice, Former, decide, decide_near
 from planner.search.repair import require_feasible
 from planner.spec.decision import FIELDS
@@ -93,13 +94,17 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
     return candidate
 
 
-def recompile(former: Plan, spec: ResolvedSpec, calibration: "Calibration | None" = None) -> Compiled:
-    """Return the `former` plan's units and maps under a decided `spec` that differs from its own in what is measured.
+def compile_again(plan: Plan, choice: Choice, calibration: "Calibration | None", *, has_figures: bool) -> Plan:
+    """Return a plan with its own nodes and maps, however uneven, compiled again under what the spec of `choice` says.
 
-    Its maps stay, however uneven.
+    It gets all figures, or those of its demand alone. Raises Unknown if something else would be deployed.
     """
-    choice = Choice(spec, spec, former.decisions, None)
-    return Compiled(spec.document, former, calibration, keeps_maps=True, known=spec, choice=choice)
+    spec = choice.spec
+    again = Compiled(spec.document, plan, calibration, keeps_maps=True, known=spec, choice=choice)
+    made = again.plan if has_figures else again.deployed_with_demand
+    if made.digest != plan.digest:
+        raise Unknown
+    return made
 
 
 def _former_sizes(spec: ResolvedSpec, previous: Plan | None) -> Former:

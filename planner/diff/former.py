@@ -9,7 +9,7 @@ The former plan is compiled again from its own spec, with its own nodes and maps
 
 from dataclasses import replace
 
-from planner.compiler import Compiled, recompile
+from planner.compiler import Compiled, compile_again
 from planner.diff.change import LoadSides
 from planner.plan.plan import Plan
 from planner.plan.sections import ModelShape
@@ -35,23 +35,10 @@ def judge_former(former: Plan, found: Compiled | Plan) -> Plan:
         return former
     try:
         spec = _with_loads(former, found.resolved)
-        again = recompile(former, spec, found.calibration)
-        judged = again.deployed_with_demand if former.report is None else again.plan
+        choice = replace(found.choice, original=spec, spec=spec, decisions=former.decisions, search=None)
+        return compile_again(former, choice, found.calibration, has_figures=former.report is not None)
     except (SpecError, InfeasibleError, Unknown):
         return former
-
-
-def compile_again(plan: Plan, choice: Choice, found: Compiled, has_figures: bool) -> Plan:
-    """Return a plan with its own nodes and maps, compiled again under what the spec of `choice` says.
-
-    It gets all figures, or those of its demand alone. Raises Unknown if something else would be deployed.
-    """
-    spec = choice.spec
-    again = Compiled(spec.document, plan, found.calibration, keeps_maps=True, known=spec, choice=choice)
-    made = again.plan if has_figures else again.deployed_with_demand
-    if made.digest != plan.digest:
-        raise Unknown
-    return made
 
 
 def compare_loads(before: Plan, after: Plan, *, is_judged: bool) -> LoadSides | None:

@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.compiler import Compiled
+from planner.compiler import Compiled, compile_again
 from planner.diff.change import SpecField
-from planner.diff.former import compile_again, identify_loads
+from planner.diff.former import identify_loads
 from planner.diff.hours import clock_zone, hit_rate, share_of_hits
 from planner.facts.loads import Loads
 from planner.facts.terms import PHASES, Phase
@@ -106,7 +106,8 @@ def _measure_with(values: dict[str, Any], found: Compiled, after: Plan, loads: L
     decisions = tuple(each for each in found.choice.decisions if not each.path.startswith(above))  # `values` has others
     spec = change_spec(found.choice.spec, values)
     spec = replace(spec, measured_loads=loads) if loads else spec
-    return compile_again(after, replace(found.choice, spec=spec, decisions=decisions), found, has_figures)
+    choice = replace(found.choice, spec=spec, decisions=decisions)
+    return compile_again(after, choice, found.calibration, has_figures=has_figures)
 
 
 def find_moved(before: Plan, after: Plan) -> Iterator[SpecField]:
