@@ -73,7 +73,7 @@ def phases_load_one_checkpoint(c: Candidate) -> Iterator[Finding]:
 
 
 def exchange_supports_precision(c: Candidate) -> Iterator[Finding]:
-    """In units of several groups, reject a precision for whose experts the engine has no kernels with DeepEP."""
+    """Reject a precision in which the engine has no experts' kernels with DeepEP, in units of several groups."""
     spec = c.resolved
     for phase in spec.phases:
         section, taken = spec.phase(phase), EXCHANGED_IN[phase]
