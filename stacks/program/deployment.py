@@ -128,7 +128,7 @@ class Deployment(pulumi.ComponentResource):
 
 @contextlib.contextmanager
 def _omit_stack_traces() -> Iterator[None]:
-    """In a `with` block, keep the SDK from storing the program's stack trace in the state of each resource.
+    """Keep the SDK, while a `with` block runs, from storing the program's stack trace with each resource.
 
     For the published system, stack traces are a quarter of the state, which Pulumi rewrites at each step, and they
     contain paths of this machine.
