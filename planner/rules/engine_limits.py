@@ -73,7 +73,7 @@ def phases_load_one_checkpoint(c: Candidate) -> Iterator[Finding]:
 
 
 def exchange_supports_precision(c: Candidate) -> Iterator[Finding]:
-    """Reject a precision in which the engine has no experts' kernels with DeepEP, in units of several groups."""
+    """Reject an experts' precision that the engine has no kernels for with DeepEP, in units of several groups."""
     spec = c.resolved
     for phase in spec.phases:
         section, taken = spec.phase(phase), EXCHANGED_IN[phase]
