@@ -360,8 +360,8 @@ def merge_attention(first: Tensor, first_log_sums: Tensor, second: Tensor, secon
     """Merge attention to two sets of keys, [..., U], into the memory of the second. The first is overwritten.
 
     Each part's weight is its share of the sum of all exponentials (arXiv 2501.01005, section 2.2). Each part is rounded
-    to BF16 after it is weighted. The difference of the two parts would be far larger than a result of many keys, and
-    lose more in rounding.
+    to BF16 after it is weighted. To add the weighted difference of the parts to one part would lose more in rounding,
+    because the difference can be far larger than the result.
     """
     share_of_first = torch.sigmoid(first_log_sums - second_log_sums)
     share_of_second = torch.sigmoid(second_log_sums - first_log_sums)
