@@ -68,6 +68,8 @@ def _compare_workload(
         change: Fate = "new" if old is None else "removed"
         return UnitChange(name=name, phase=phase, change=change, why=(), values={}, in_turn=False)
     causes = _causes(name, old, new, before, after) | dict.fromkeys(added)
+    if not causes and phase != "controller" and before.kubernetes.tls != after.kubernetes.tls:
+        causes = {"certificates": None}  # those of another issuer are as good as none
     why = tuple(causes)
     is_moved = before.nodes_by_unit.get(name) != after.nodes_by_unit.get(name)
     return UnitChange(

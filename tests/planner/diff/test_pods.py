@@ -86,6 +86,17 @@ def test_with_other_certificates_no_unit_changes_in_turn(tls, spec):
     assert [each.in_turn for each in compare_pods(old, other) if each.phase in old.phases] == [True, True]
 
 
+def test_another_issuer_ends_what_serves(spec):
+    """No pod differs, and yet those with new certificates do not trust the old ones, nor these the new ones."""
+    tls = {"kubernetes.controller": {}, "kubernetes.tls": {"issuer": "ca"}}
+    old, new = (compile_plan(change_spec(spec, tls | each)) for each in ({}, {"kubernetes.tls": {"issuer": "other"}}))
+    changes = {each.phase: (each.change, each.why) for each in compare_pods(old, new)}
+
+    assert changes == dict.fromkeys((*old.phases, "gateway"), ("restarted", ("certificates",))) | {
+        "controller": ("kept", ())
+    }
+
+
 def test_the_order_of_variables_is_in_a_template(spec):
     """Pods restart although no field has another value."""
     ordered, turned = (
