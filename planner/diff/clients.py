@@ -9,13 +9,18 @@ from collections.abc import Iterator
 from planner.diff.change import SpecField
 from planner.plan.plan import Plan
 
-__all__ = ["find_client_fields"]
+__all__ = ["LONGEST_REQUEST", "find_client_fields"]
+
+LONGEST_REQUEST = "max_request_tokens"
 
 
 def find_client_fields(before: Plan, after: Plan) -> Iterator[SpecField]:
     """Yield the fields of the spec that callers notice and that differ. The name of a Secret is not shown."""
     old, new = map(_list_visible_fields, (before, after))
     yield from (SpecField(path=path, values=(old[path], new[path])) for path in old if old[path] != new[path])
+    longest = [min(plan.spec.phase(phase).max_request_tokens for phase in plan.phases) for plan in (before, after)]
+    if longest[1] < longest[0]:  # longer requests are refused
+        yield SpecField(path=LONGEST_REQUEST, values=(f"{longest[0]:,}", f"{longest[1]:,}"))
     if before.spec.gateway.keys != after.spec.gateway.keys:
         yield SpecField(path="gateway.keys", values=None)
 

@@ -113,7 +113,7 @@ def topics(change: Change) -> tuple[Topic, ...]:
     found = (
         Topic("compared", change.compared, 4),
         Topic("verdict", verdicts(change), 8),
-        Topic("clients", tuple(_clients(change)), 2),
+        Topic("clients", tuple(_clients(change)), 3),
         *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDING_FATES else 2) for fate in FATES),
         Topic("kept", tuple(_units(change, "kept")), 2, is_detail=True),
         Topic("experts", tuple(_experts(change)), 4),

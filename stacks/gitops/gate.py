@@ -4,7 +4,7 @@
     degraded    a phase serves less than is asked of it; an outage is worse, so it counts too
     slo         a promised latency is missed at the expected speed
     capacity    less of the day's traffic is answered than before, a phase's peak load rises above its capacity, or
-                units miss demand at an hour of any day that they did not miss before
+                units miss demand at an hour of any day that they did not miss before, or longer requests are refused
     cost+10%    a day, ordinary or not, costs over 10 % more than before
     stale       rendering the spec into its folder again would change a file, or a tool may read another one there
     nodes       another environment's units are on nodes of this one's
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.diff.change import Change, DayCost, Sides, Verdict, Yardsticks
+from planner.diff.clients import LONGEST_REQUEST
 from planner.diff.hours import LEAST_SHARE, name_days
 from planner.diff.rollout import SEVERITY
 from planner.diff.wording import describe_shortage, verdicts
@@ -198,7 +199,12 @@ def _explain_lost_capacity(evidence: Evidence) -> str:
     if former is not None and not any(reasons):
         reasons = [*_lost_capacity(former.cost, former.performance, evidence, BY_FORMER), _unknown(former)]
     short = [describe_shortage(each) for each in change.shortages if each.is_new]
-    return "; ".join(filter(None, [*reasons, *short]))
+    refused = [
+        f"{each.path} falls from {' to '.join(each.values)}, so longer requests are refused"
+        for each in change.clients
+        if each.path == LONGEST_REQUEST and each.values
+    ]
+    return "; ".join(filter(None, [*reasons, *short, *refused]))
 
 
 def _lost_capacity(

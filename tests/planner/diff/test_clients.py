@@ -17,6 +17,10 @@ from tests.planner.test_shipped_specs import SPECS
         ({"kubernetes.namespace": "other"}, "kubernetes.namespace tidemill -> other"),
         ({"model.name": "other"}, "model.name deepseek-r1 -> other"),
         ({"gateway.port": 9999}, "gateway.port 8000 -> 9999"),
+        (
+            {"decode.max_request_tokens": 8192, "prefill.max_request_tokens": 8192},
+            "max_request_tokens 32,768 -> 8,192",
+        ),
         ({"gateway.keys": "chat-keys"}, "gateway.keys"),
     ],
 )

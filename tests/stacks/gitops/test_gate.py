@@ -296,6 +296,16 @@ def test_capacity_counts_days_that_are_not_like_most():
     assert reasons["capacity"].startswith("too few prefill units are on at 09:00-00:00 on saturday; up to ")
 
 
+def test_capacity_counts_requests_that_are_too_long_now():
+    """The mean request of the traffic may be as it was, and half of all requests are longer."""
+    shorter = {f"{phase}.max_request_tokens": 8192 for phase in ("prefill", "decode")}
+
+    assert _judged("capacity", BUSY, shorter) == {
+        "capacity": "max_request_tokens falls from 32,768 to 8,192, so longer requests are refused"
+    }
+    assert _judged("capacity", BUSY | shorter, dict.fromkeys(shorter, 16_384)) == {}
+
+
 WEEK = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 
 
