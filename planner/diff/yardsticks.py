@@ -232,7 +232,9 @@ def _fit_point(point: Mapping[str, Any], spec: Spec, *, has_traffic: bool) -> di
     """
     found = {key: value for key, value in point.items() if key not in PHASES or key in spec.phases}
     for phase in (each for each in spec.phases if each in found):
-        limits = {"requests": spec.phase(phase).max_requests, "step_tokens": spec.phase(phase).max_batch_tokens}
+        section = spec.phase(phase)
+        step_tokens = min(section.max_batch_tokens, section.max_requests * found[phase].get("prompt_tokens", 1))
+        limits = {"requests": section.max_requests, "step_tokens": step_tokens}
         fields = {key: value for key, value in found[phase].items() if key != "cache_hit_rate" or not has_traffic}
         found[phase] = fields | {key: min(fields[key], most) for key, most in limits.items() if key in fields}
     return found or None

@@ -55,9 +55,14 @@ def point_tokens_fit_limit(c: ValidValues, path: str) -> Iterator[Finding]:
 
 
 def step_tokens_fit_limit(c: ValidValues, phase: Phase) -> Iterator[Finding]:
-    """Reject an operating point with more `step_tokens` than the phase's `max_batch_tokens`."""
+    """Reject an operating point with more `step_tokens` than the phase's `max_batch_tokens`, or its requests have."""
     reason = "no rank computes more prompt tokens in one step"
     yield from _check_limit(c, phase, "step_tokens", "max_batch_tokens", reason)
+    point, requests = f"operating_point.{phase}", c[f"{phase}.max_requests"]
+    tokens, prompt = c[f"{point}.step_tokens"], c[f"{point}.prompt_tokens"]
+    if requests * prompt < tokens <= c[f"{phase}.max_batch_tokens"]:
+        reason = f"a rank works on at most {requests} prompts of {prompt:,} tokens at once"
+        yield _excess_finding(f"{point}.step_tokens", tokens, "max_requests x prompt_tokens", requests * prompt, reason)
 
 
 def _check_limit(c: ValidValues, phase: Phase, field: str, limit: str, reason: str) -> Iterator[Finding]:

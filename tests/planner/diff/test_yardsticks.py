@@ -103,6 +103,16 @@ def test_a_former_load_beyond_the_new_limits_is_that_of_the_limits():
     assert (before.spec.operating_point.decode.requests, rows.operating_point.requests) == (88, 64)
 
 
+def test_one_prompt_at_a_time_makes_small_steps():
+    """The former steps were full of prompts that a rank may no longer work on side by side."""
+    point = {"step_tokens": 3000, "prompt_tokens": 3000}
+    before, found = _pair({}, {"prefill.max_requests": 1, "operating_point.prefill": point})
+    measured = measure_by_former(before, found).plan.performance["prefill"]
+
+    assert before.performance["prefill"].operating_point.step_tokens == 16_384
+    assert measured.operating_point.step_tokens == 3000
+
+
 def test_prices_that_only_the_new_spec_has_do_not_reach_the_former_ones():
     """A default of theirs would be a price list without prices."""
     first = {"cost": {"usd_per_gpu_hour": 2}}
