@@ -62,9 +62,16 @@ class Trial:
         return build_case(
             spec,
             layout,
-            operating_point(spec, layout.phase, self.memory.kv_tokens),
+            operating_point(self._with_most_requests, layout.phase, self.memory.kv_tokens),
             expected_copies(spec.model, unit.num_gpus, unit.num_nodes, groups_on_nodes=on_nodes),
         )
+
+    @property
+    def _with_most_requests(self) -> ResolvedSpec:
+        """Return the spec; where prefill's `max_requests` is `auto`, with as many as KV holds, as it will be."""
+        if self.phase != "prefill" or f"{self.phase}.max_requests" not in self.spec.document.autos:
+            return self.spec
+        return self.spec.with_numbers(self.phase, {"max_requests": max(self.memory.full_requests, 1)})
 
 
 def trial_of(spec: ResolvedSpec, phase: Phase, numbers: Numbers, requests: int) -> Trial:

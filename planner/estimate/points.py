@@ -17,8 +17,17 @@ from planner.spec.undecided import AUTO
 def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
     """Return a phase's operating point: the one that the spec writes, else one derived from the phase's limits.
 
-    `kv_room` is the number of tokens of KV that a GPU holds, or None if unknown.
+    A step of prefill has no more tokens than `max_requests` prompts. `kv_room` is the number of tokens of KV that a GPU
+    holds, or None if unknown.
     """
+    point = _point_within_limits(spec, phase, kv_room)
+    if phase != "prefill":
+        return point
+    tokens = max(round(spec.phase(phase).max_requests * point.computed_tokens), 1)
+    return replace(point, step_tokens=min(point.step_tokens, tokens))
+
+
+def _point_within_limits(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
     written = getattr(spec.written.operating_point, phase)
     section, inherited = spec.phase(phase), _inherited_fields(spec, phase)
     if written is not None:

@@ -202,7 +202,10 @@ def _decide_points(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
         for field in ("requests", "step_tokens")
         if getattr(getattr(spec.written.operating_point, phase), field, None) == AUTO
     ]
-    whys = {"requests": "as many as max_requests allows and KV has room for", "step_tokens": "max_batch_tokens"}
+    whys = {
+        "requests": "as many as max_requests allows and KV has room for",
+        "step_tokens": "as many as max_batch_tokens and max_requests allow",
+    }
     decisions = []
     for phase, field in left:
         memory = memory_of(spec, phase)

@@ -239,7 +239,7 @@ def _request_range(spec: ResolvedSpec, phase: Phase) -> tuple[int, int]:
     if spec.gpu_of(phase).usable_bytes is None:
         return DEFAULT_REQUESTS, DEFAULT_REQUESTS
     if phase == "prefill":
-        return 1, 1  # as many as its KV holds: they do not change its speed
+        return 1, 1  # it becomes as many as its KV holds, and a trial is predicted with those
     return (point.requests, point.requests) if point and point.requests != AUTO else (1, MAX_REQUESTS)
 
 

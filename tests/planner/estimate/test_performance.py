@@ -47,6 +47,16 @@ def test_the_published_prefill_follows_from_its_utilisation(performance):
     assert prefill["operating_point"]["utilisation"] == 0.539
 
 
+def test_a_prefill_step_has_no_more_prompts_than_max_requests(performance):
+    """A rank that runs one prompt at once computes 1,311 tokens in a step, whatever its limit of tokens is."""
+    values = {"prefill.max_requests": 1, "operating_point.prefill.step_tokens": None}
+    alone = run_passes(change_spec(check_spec(SPEC), values)).plan.as_json()["performance"]["prefill"]
+    full = performance["prefill"]
+
+    assert (full["operating_point"]["step_tokens"], alone["operating_point"]["step_tokens"]) == (16_384, 1311)
+    assert alone["tokens_per_s_per_gpu"]["mid"] < 0.7 * full["tokens_per_s_per_gpu"]["mid"]
+
+
 def test_an_engine_that_nobody_measured_has_no_narrow_range(performance):
     """A factor of two below, and no more above than its kernels give."""
     for each in performance.values():
