@@ -15,15 +15,17 @@ from planner.problems.printable import printable, without_passwords
 
 SYNTAX = r"[&<>\\`*_\[\]|~$]"
 # What forges link, even behind an entity: people, issues, merge requests, GitHub's GH-1, Jira's keys, addresses, and
-# GitLab's milestones, labels, snippets, epics, alerts, iterations and `[vulnerability:1]`. GitLab colours {+ and {-.
+# GitLab's milestones, labels, snippets, epics, alerts, iterations and `[vulnerability:1]`, and commits, which have
+# seven hex digits or more. GitLab colours {+ and {-.
 REFERENCES = (
     r"[@#!]|[%~$&^*](?=[\w\"])|\[(?=\w+:)|(?i:\bgh-)(?=\d)|\b[A-Z][A-Z\d]+-(?=\d)|:(?=//)|(?i:www)(?=\.)|\{(?=[+-])"
+    r"|[\da-fA-F]{6}(?=[\da-fA-F])"
 )
 SPECIAL = re.compile(f"(?P<reference>{REFERENCES})|{SYNTAX}")
 AS_BEFORE = "as before: "  # how `wording.py` begins a line of figures that are the same
 LINE_END = "<br>"
 BREAK = "<!-- -->"  # invisible; separates a sign from the name behind it, so that forges link nothing
-MAX_TOPIC = 3000  # characters; GitHub takes 65,536 in a comment, and there are at most 17 topics
+MAX_TOPIC = 2500  # characters; GitHub takes 65,536 in a comment, and there are at most 24 topics
 CUT = "... (--format json has what is cut)"
 
 

@@ -73,7 +73,10 @@ def test_equal_figures_share_a_line(change):
     ("fields", "said"),
     [
         ({"cost": None}, "each day: $10,880 -> no GPU price"),
-        ({"traffic": None, "cost.prices": None}, "per million output tokens: $1.3600 -> no traffic"),
+        (
+            {"traffic": None, "cost.prices": None},
+            "per million output tokens: $1.3600 -> no traffic",
+        ),
         ({"traffic": None, "cost.prices": None}, "peak load, % of capacity: 59.0% -> no traffic"),
         ({"cost.prices": None}, "income each day: $36,670 ($36,454 to $36,670) -> no token prices"),
         ({"cluster.gpu": {"name": "own", "memory": "141GiB"}}, "not predicted: the rates of own are"),
@@ -131,7 +134,7 @@ def test_units_that_the_text_leaves_out_are_named_in_json(change):
 
 HOSTILE = (
     "`a` @someone #1 !2 %3 gh-4 HTTPS://evil.example www.evil.example <img src=x onerror=alert(1)> | $x$ "
-    "[b](https://evil.example) **c** \x1b[2J"
+    "[b](https://evil.example) **c** 8fa59e27becfcc59d2cb7b3ad94f09ea4d0b5b1e \x1b[2J"
 )
 
 
@@ -153,7 +156,7 @@ def test_a_comment_shows_what_a_spec_says_and_runs_none_of_it(change):
     assert "<img" not in row
     assert "@someone" not in row
     assert "#1 " not in row
-    assert not re.search(r"%3|gh-4|://|www\.", row, re.IGNORECASE)
+    assert not re.search(r"%3|gh-4|://|www\.|[\da-f]{7}", row, re.IGNORECASE)
 
 
 @given(message=st.text(alphabet="$@<a ", max_size=4000), number=st.sampled_from([1, 2, 40, 4000]))
