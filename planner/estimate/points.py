@@ -37,14 +37,13 @@ def _point_within_limits(spec: ResolvedSpec, phase: Phase, kv_room: int | None) 
     requests, kv_tokens = section.max_requests, lengths.kv_within(kv_room, section.max_requests)
     if kv_room is not None and not lengths.are_assumed:
         requests = min(requests, max(kv_room // kv_tokens, 1))
-    step_tokens = _largest_step(section, lengths.prompt)
     points = {
         "decode": OperatingPoint(requests=requests, kv_tokens=kv_tokens, is_derived=True),
-        "prefill": OperatingPoint(step_tokens=step_tokens, prompt_tokens=lengths.prompt, is_derived=True),
+        "prefill": OperatingPoint(step_tokens=section.max_batch_tokens, prompt_tokens=lengths.prompt, is_derived=True),
         "mixed": OperatingPoint(
             requests=requests,
             kv_tokens=kv_tokens,
-            step_tokens=step_tokens,
+            step_tokens=section.max_batch_tokens,
             prompt_tokens=lengths.prompt,
             output_tokens=lengths.output,
             is_derived=True,
@@ -83,15 +82,10 @@ def _output_tokens(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any])
 def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | None) -> OperatingPoint:
     """Return the operating point from the spec's `numbers`, with each `auto` set to what limits and memory allow."""
     if numbers.get("step_tokens", AUTO) == AUTO:
-        numbers["step_tokens"] = _largest_step(section, numbers.get("prompt_tokens"))
+        numbers["step_tokens"] = section.max_batch_tokens
     if "cache_read_rate" in numbers:
         numbers["cache_read_gbps"] = numbers.pop("cache_read_rate")
     if numbers.get("requests") == AUTO:
         room = section.max_requests if kv_room is None else kv_room // numbers["kv_tokens"]
         numbers["requests"] = max(min(section.max_requests, room), 1)
     return OperatingPoint(**numbers)
-
-
-def _largest_step(section: PhaseSpec, prompt_tokens: int | None) -> int:
-    """Return the most prompt tokens of a step: those that the limit lets in, and that a rank's requests have."""
-    return min(section.max_batch_tokens, section.max_requests * (prompt_tokens or section.max_batch_tokens))
