@@ -45,7 +45,6 @@ from planner.diff.serving import PhaseUnits, Turns, least_serving
 from planner.facts.day import MINUTE_S
 from planner.facts.engines import OURS
 from planner.facts.names import GATEWAY_LAUNCH_FILE
-from planner.facts.quantities import first_of
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from planner.plan.unit_starts import joint_start_s
@@ -57,8 +56,7 @@ TOOLS: tuple[Tool, ...] = ("git", "pulumi")
 SEVERITY: tuple[Verdict, ...] = ("no_restart", "rolling", "degraded", "outage")
 ROUNDING = 1e-9
 JUDGED = ("resources", "turns")  # fields of the controller that verdict and causes show
-START_FIELDS = (  # causes by which the cluster may refuse to start pods, or they may not serve
-    "env",
+START_FIELDS = (  # fields of pods by which the cluster may refuse to start them
     "image",
     "resources",
     "nodeSelector",
@@ -159,16 +157,10 @@ def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]
     if not is_same_deployment(before, after):
         yield "the first deployment ends when the change is applied; if its folder stays, both run and need nodes"
     if not any(each.change in (*ENDING_FATES, "new") for each in changes):
-        old, new = before.kubernetes, after.kubernetes
-        fields = [name for name in type(new).model_fields if getattr(old, name) != getattr(new, name)]
-        if others := [f"kubernetes.{name}" for name in fields if name not in ("overlay", "controller")]:
-            yield f"no pod differs by {first_of(others)}: what this does in the cluster is not judged"
         return
-    causes = dict.fromkeys(cause for unit in changes for cause in unit.why)
-    options = "-" if after.engine != OURS else None  # another engine takes them from the spec
-    if fields := [each for each in causes if each.split()[0] in START_FIELDS or each[0] == options]:
-        what = f"pods start and serve with other {first_of(fields)}"
-        yield f"only the cluster shows whether {what}: run tidemill doctor before you deploy"
+    if fields := [each for each in START_FIELDS if any(each in unit.why for unit in changes)]:
+        others = ", ".join(fields)
+        yield f"only the cluster shows whether pods start with other {others}: run tidemill doctor before you deploy"
     if start_stages(after.spec) == StartSpec():
         yield "units start as fast as the defaults of schedule.start say; images are on the nodes"
     if after.kubernetes.unit_kind == "statefulset" and any(each.change in ENDING_FATES for each in changes):
