@@ -128,7 +128,7 @@ class LoadSides(Part):
 class SpecField(Part):
     """A field of the spec that differs between the old and the new plan."""
 
-    path: str
+    path: str  # dotted; for what is no field, its name
     values: tuple[str, str] | None  # old and new; None for lists and for names of Secrets
 
 
@@ -206,6 +206,7 @@ class Change(Part):
     loads: Maybe[LoadSides] = None  # None if both plans were made for the same expert loads
     yardsticks: Maybe[Yardsticks] = None  # None if the change moves none
     clients: tuple[SpecField, ...]  # what callers have to change at the same time
+    unjudged: tuple[SpecField, ...]  # fields whose effect no figure here has
     decided: tuple[DecisionSides, ...]
     units: tuple[UnitChange, ...]
     experts: ExpertMoves

@@ -26,6 +26,7 @@ from planner.diff.former import compare_loads
 from planner.diff.hours import Hour, cut_hours
 from planner.diff.pods import compare_pods
 from planner.diff.rollout import find_shortages, judge_rollouts, may_take_turns, rollout_assumptions, worst_rollout
+from planner.diff.unjudged import find_unjudged
 from planner.diff.wording import COSTS, SPEEDS
 from planner.diff.yardsticks import Remeasured, measure_by_former
 from planner.facts.terms import PHASES, Phase
@@ -71,6 +72,8 @@ def compare_plans(
     hours = cut_hours(before, after, by_former)
     ways = judge_rollouts(before, after, units, hours)
     worst = worst_rollout(ways)
+    clients, decided = tuple(find_client_fields(before, after)), tuple(_decisions(before, after))
+    shown = {each.path for each in (*clients, *decided)}
     return Change(
         name=after.name,
         old=before.digest,
@@ -84,8 +87,9 @@ def compare_plans(
         compared=tuple(notes),
         loads=loads,
         yardsticks=yardsticks,
-        clients=tuple(find_client_fields(before, after)),
-        decided=tuple(_decisions(before, after)),
+        clients=clients,
+        unjudged=tuple(find_unjudged(before, after, shown, added)),
+        decided=decided,
         units=units,
         experts=count_expert_moves(before, after),
         weights=estimate_weight_reads(after, units),

@@ -49,23 +49,11 @@ from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from planner.plan.unit_starts import joint_start_s
 from planner.schedule.starts import READY_S, start_stages
-from planner.spec.kubernetes import ControllerSpec
 from planner.spec.schedule import StartSpec
 
 TOOLS: tuple[Tool, ...] = ("git", "pulumi")
 SEVERITY: tuple[Verdict, ...] = ("no_restart", "rolling", "degraded", "outage")
 ROUNDING = 1e-9
-JUDGED = ("resources", "turns")  # fields of the controller that verdict and causes show
-START_FIELDS = (  # fields of pods by which the cluster may refuse to start them
-    "image",
-    "resources",
-    "nodeSelector",
-    "tolerations",
-    "volumes",
-    "imagePullSecrets",
-    "priorityClassName",
-    "runtimeClassName",
-)
 
 
 @dataclass(frozen=True)
@@ -151,16 +139,10 @@ def rollout_s(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool, in_p
 
 def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> Iterator[str]:
     """Yield what verdict and minutes assume, because no spec says it."""
-    if before.kubernetes.overlay != after.kubernetes.overlay:
-        yield "what the changed patches of kubernetes.overlay do is not judged: pods start, and callers reach them"
-    yield from _controller_assumptions(before, after)
     if not is_same_deployment(before, after):
         yield "the first deployment ends when the change is applied; if its folder stays, both run and need nodes"
     if not any(each.change in (*ENDING_FATES, "new") for each in changes):
         return
-    if fields := [each for each in START_FIELDS if any(each in unit.why for unit in changes)]:
-        others = ", ".join(fields)
-        yield f"only the cluster shows whether pods start with other {others}: run tidemill doctor before you deploy"
     if start_stages(after.spec) == StartSpec():
         yield "units start as fast as the defaults of schedule.start say; images are on the nodes"
     if after.kubernetes.unit_kind == "statefulset" and any(each.change in ENDING_FATES for each in changes):
@@ -172,32 +154,6 @@ def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]
         yield "units wait for a state with room, and all states want as many: set kubernetes.controller.turns: now"
     if before.switches_units and not has_controller(before):
         yield "without kubernetes.controller all units are on all day"
-
-
-def _controller_assumptions(before: Plan, after: Plan) -> Iterator[str]:
-    """Yield which fields of the controller differ, since it follows them without a restart, beyond this change."""
-    new = after.kubernetes.controller
-    if new is None:
-        return
-    old = before.kubernetes.controller or ControllerSpec()
-    fields = [name for name in ControllerSpec.model_fields if name not in JUDGED and _differ(name, old, new)]
-    if fields:
-        told = ", ".join(
-            f"{name} {_in_words(getattr(old, name))} -> {_in_words(getattr(new, name))}" for name in fields
-        )
-        yield f"what the controller does later on by other fields of its own is not judged: {told}"
-    if "demand" in fields and new.demand is not None:
-        yield "units that kubernetes.controller.demand starts beyond the hour's are in no cost"
-
-
-def _differ(name: str, old: ControllerSpec, new: ControllerSpec) -> bool:
-    return bool(getattr(old, name) != getattr(new, name))
-
-
-def _in_words(value: object) -> str:
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, int | float) else "set"
 
 
 def _one_of_each_phase(units: Sequence[UnitChange]) -> list[UnitChange]:

@@ -15,7 +15,7 @@ CUT = "  ...         --format json has what is cut"
 
 def diff_text(change: Change) -> str:
     """Return the change as text, ending with a newline. If it is too long for a screen, the longest topics are cut."""
-    told = [(topic.most, _lines(topic)) for topic in topics(change)]
+    told = [(topic.most, _lines(topic)) for topic in topics(change) if topic.most]
     room = MAX_LINES - len((headline(change), "", CUT))
     cuts = (_cut(told, cap) for cap in range(room, 0, -1))
     shown = next(lines for lines in cuts if len(lines) <= room)

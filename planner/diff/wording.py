@@ -109,11 +109,13 @@ def headline(change: Change) -> str:
 
 def topics(change: Change) -> tuple[Topic, ...]:
     """Return the topics on which the change has something to say, in the order of interest."""
+    is_long = len(change.unjudged) > MAX_CAUSES
     performance = (Topic(phase, tuple(_speeds(change, sides)), 9) for phase, sides in change.performance.items())
     found = (
         Topic("compared", change.compared, 4),
         Topic("verdict", verdicts(change), 8),
         Topic("clients", tuple(_clients(change)), 3),
+        Topic("unjudged", tuple(_unjudged(change)), 4),
         *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDING_FATES else 2) for fate in FATES),
         Topic("kept", tuple(_units(change, "kept")), 2, is_detail=True),
         Topic("experts", tuple(_experts(change)), 4),
@@ -123,11 +125,12 @@ def topics(change: Change) -> tuple[Topic, ...]:
         Topic("yardstick", tuple(_yardsticks(change)), 6),
         Topic("decided", tuple(_decided(change)), 6),
         Topic("loads", tuple(_loads(change)), 5),
-        Topic("cost", tuple(_cost(change)), 8),
+        Topic("cost", tuple(_cost(change)), 10),
         *performance,
         Topic("failure", tuple(_failures(change)), 3, is_detail=True),
         Topic("warnings", tuple(_warnings(change)), 12),
         Topic("assumed", change.assumed, 8, is_detail=True),
+        Topic("all unjudged", tuple(_format_fields(change.unjudged)) if is_long else (), 0, is_detail=True),
     )
     return tuple(each for each in found if each.lines)
 
@@ -263,6 +266,11 @@ def _format_fields(fields: Iterable[SpecField]) -> list[str]:
 def _clients(change: Change) -> Iterator[str]:
     if change.clients:
         yield f"get errors until they change too: {', '.join(_format_fields(change.clients))}"
+
+
+def _unjudged(change: Change) -> Iterator[str]:
+    if change.unjudged:
+        yield f"no figure shows what these do: {_join_limited(_format_fields(change.unjudged), MAX_CAUSES)}"
 
 
 def _yardsticks(change: Change) -> Iterator[str]:

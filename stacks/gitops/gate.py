@@ -8,6 +8,7 @@
     cost+10%    a day, ordinary or not, costs over 10 % more than before
     stale       rendering the spec into its folder again would change a file, or a tool may read another one there
     nodes       another environment's units are on nodes of this one's
+    unjudged    a field differs whose effect no figure of the diff has, or callers have to change too
 
 A change may move the yardsticks: traffic, promises, the load of predictions, prices. Then slo, capacity and cost are
 judged by those of the base as well, unless the change deploys nothing else.
@@ -190,6 +191,16 @@ def _explain_shared_nodes(evidence: Evidence) -> str:
     return "; ".join([*reasons, fix]) if reasons else ""
 
 
+def _explain_unjudged(evidence: Evidence) -> str:
+    """Say what a person has to judge, since figures do not: the effect of some fields, and errors of callers."""
+    change = evidence.change
+    if change is None:
+        return ""
+    sides = ("no figure shows what these do", change.unjudged), ("callers have to change too", change.clients)
+    reasons = [f"{why}: {first_of([each.path for each in fields])}" for why, fields in sides if fields]
+    return "; ".join([*reasons, "a person has to judge that"]) if reasons else ""
+
+
 def _explain_lost_capacity(evidence: Evidence) -> str:
     change = evidence.change
     if change is None:
@@ -312,4 +323,5 @@ JUDGES: dict[str, Callable[[Evidence], str]] = {
     "capacity": _explain_lost_capacity,
     "stale": _explain_stale_files,
     "nodes": _explain_shared_nodes,
+    "unjudged": _explain_unjudged,
 }

@@ -7,7 +7,6 @@ import pytest
 from planner.compiler import compile_plan
 from planner.diff.diff import compare_plans
 from planner.diff.pods import compare_pods
-from planner.diff.text import diff_text
 from planner.manifests.render import render_files
 from planner.rules.check import change_spec, check_spec
 from tests.planner.diff.pairs import base, changed
@@ -271,36 +270,3 @@ def test_remaining_units_are_compared_with_the_traffic(share, verdict, spec, bef
     ways = compare_plans(plan, compile_plan(change_spec(busy, IMAGE), plan)).ways
 
     assert (ways["git"].verdict, ways["pulumi"].verdict) == ("outage", verdict)
-
-
-def test_a_patch_that_nobody_can_judge_is_named(spec, before):
-    """It may shut callers out without a restart."""
-    patch = {"kind": "NetworkPolicy", "patch": {"spec": {"ingress": []}}}
-    shut = compile_plan(change_spec(spec, {"kubernetes.overlay": {"objects": [patch]}}), before)
-
-    assert "patches of kubernetes.overlay do is not judged" in " ".join(diff_text(compare_plans(before, shut)).split())
-    assert "overlay" not in " ".join(compare_plans(shut, shut).assumed)
-
-
-def test_what_the_controller_does_later_on_is_named():
-    """It follows its new fields without a restart, and the units that it adds are in no cost."""
-    spec = change_spec(base(40)[0], {"kubernetes.drain": "5min"})
-    plan = compile_plan(spec)
-    fields = {"kubernetes.controller": {"pace": 144, "demand": {"used": 0.5}}}
-    change = compare_plans(plan, compile_plan(change_spec(spec, fields), plan))
-    text = " ".join(diff_text(change).split())
-
-    assert change.verdict == "no_restart"
-    assert "by other fields of its own is not judged: demand none -> set, pace 1 -> 144" in text
-    assert "units that kubernetes.controller.demand starts beyond the hour's are in no cost" in text
-
-
-def test_whether_pods_start_is_said_to_be_open_where_the_cluster_may_refuse_them(spec, before):
-    """No node may have the label. Another launch file needs none."""
-    labelled, launched = (
-        " ".join(compare_plans(before, compile_plan(change_spec(spec, fields), before)).assumed)
-        for fields in ({"kubernetes.node_selector": {"zone": "none"}}, {"decode.overlap": "none"})
-    )
-
-    assert "whether pods start with other nodeSelector: run tidemill doctor before you deploy" in labelled
-    assert "doctor" not in launched

@@ -75,7 +75,7 @@ def test_equal_figures_share_a_line(change):
         ({"cost": None}, "each day: $10,880 -> no GPU price"),
         (
             {"traffic": None, "cost.prices": None},
-            "per million output tokens: $1.3600 -> no traffic",
+            "output tokens: $1.3600 ($1.3600 to $1.3681) -> no traffic",
         ),
         ({"traffic": None, "cost.prices": None}, "peak load, % of capacity: 59.0% -> no traffic"),
         ({"cost.prices": None}, "income each day: $36,670 ($36,454 to $36,670) -> no token prices"),

@@ -254,6 +254,22 @@ def test_promises_are_those_of_the_spec():
     assert promises["tpot_ms"].promised == 50
 
 
+def test_a_person_judges_what_figures_do_not(change):
+    """That is what no figure shows, and errors that callers get; no other condition is about these."""
+    fields = {
+        "unjudged": (SpecField(path="kubernetes.image", values=None),),
+        "clients": (SpecField(path="gateway.port", values=None),),
+    }
+    (found,) = _objections("outage,stale,unjudged", change.model_copy(update=fields))
+
+    assert (found.condition, found.reason) == (
+        "unjudged",
+        "no figure shows what these do: kubernetes.image; callers have to change too: gateway.port;"
+        " a person has to judge that",
+    )
+    assert _held("unjudged", change) == _held("unjudged", None) == []
+
+
 DAY, NIGHT = SMALL["schedule.windows"]
 BUSY = {"traffic.input_tokens": 90e9, "traffic.output_tokens": 12e9}
 BY_FORMER = "by the base's yardsticks"

@@ -1,0 +1,106 @@
+"""Find the fields whose effect no figure of a diff has.
+
+A field that nobody thought of must not pass in silence. So every field of the spec that differs is named, except for
+three kinds: fields that callers notice (`clients.py`), sizes that the planner decided, which the diff lists with their
+reasons, and the fields of `JUDGED`. A new field of the spec is named by default.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from planner.diff.change import SpecField
+from planner.layout.nodes import Node, nodes_of
+from planner.plan.plan import Plan
+from planner.spec.declared import table_key
+from planner.spec.schema import Spec
+from planner.spec.section import Section
+from planner.spec.short_forms import SHORT_FORMS, expand_short_forms
+
+__all__ = ["JUDGED", "differing_fields", "find_unjudged", "is_judged"]
+
+# Fields, and sections with all their fields -> key of the diff that shows their whole effect.
+JUDGED: Mapping[str, str] = {
+    "PHASE.units": "units",
+    "PHASE.ep_size": "performance",
+    "PHASE.redundant_experts": "experts",
+    "PHASE.overlap": "performance",
+    "schedule.windows": "schedule",
+    "schedule.other_days": "cost_of_other_days",
+    "schedule.timezone": "yardsticks",
+    "traffic": "yardsticks",
+    "slo": "yardsticks",
+    "operating_point": "yardsticks",
+    "cost": "yardsticks",
+    "expert_load.alpha": "yardsticks",
+    "expert_load.seed": "loads",
+    "expert_load.file": "loads",
+}
+NODES = "cluster.nodes"
+MAX_TEXT = 120  # characters of a path or of a value to show
+
+
+def find_unjudged(before: Plan, after: Plan, shown: Collection[str], added: Sequence[str] = ()) -> Iterator[SpecField]:
+    """Yield the fields that differ and whose effect no figure has, then files and what is `added` to pods.
+
+    `shown` are paths of fields that the diff names with their effect.
+    """
+    known = {*shown} if _uses_new_nodes(before, after) else {*shown, NODES}
+    differing = differing_fields(*map(_read_spec, (before, after)))
+    yield from (each for each in differing if each.path not in known and not is_judged(each.path))
+    loads = {plan.spec.expert_load.file for plan in (before, after)}
+    names = [name for name in after.inputs if name in before.inputs and name not in loads]
+    others = [*(f"content of {name}" for name in names if before.inputs[name] != after.inputs[name]), *added]
+    yield from (SpecField(path=each[:MAX_TEXT], values=None) for each in others)
+
+
+def is_judged(path: str) -> bool:
+    """Return whether figures of the diff show all that the field at `path` does."""
+    parts = table_key(path).split(".")
+    return any(".".join(parts[:length]) in JUDGED for length in range(1, len(parts) + 1))
+
+
+def differing_fields(old: Any, new: Any, path: str = "") -> Iterator[SpecField]:
+    """Yield the fields below `path` that differ between two sections.
+
+    Of options, variables and the like, which users name, each has a path of its own. Their values may be private.
+    """
+    if isinstance(old, Section) and type(old) is type(new):
+        for name in type(old).model_fields:
+            yield from differing_fields(getattr(old, name), getattr(new, name), f"{path}.{name}".lstrip("."))
+    elif isinstance(old, dict) and isinstance(new, dict):
+        names = (name for name in {**old, **new} if old.get(name) != new.get(name))
+        yield from (SpecField(path=f"{path}.{name}"[:MAX_TEXT], values=None) for name in names)
+    elif old != new:
+        words = [_in_words(each) for each in (old, new)]
+        yield SpecField(path=path, values=None if words[0] == words[1] or "" in words else (words[0], words[1]))
+
+
+def _read_spec(plan: Plan) -> Spec:
+    """Return the plan's spec with the full form of sections that have a short one."""
+    paths = [f"{section}.{field}" for section, field in SHORT_FORMS.items()]
+    return Spec.model_validate(expand_short_forms(plan.written, paths))
+
+
+def _uses_new_nodes(before: Plan, after: Plan) -> bool:
+    """Return whether units are on nodes that the old spec does not have, or describes otherwise."""
+    known, new = (_usable_nodes(plan) for plan in (before, after))
+    return any(new[node] != known.get(node) for unit in after.units for node in unit.nodes)
+
+
+def _usable_nodes(plan: Plan) -> dict[str, Node]:
+    found = nodes_of(plan.spec.cluster, plan.spec.gpu_names, plan.kubernetes.tolerations)
+    return {node.name: replace(node, index=0) for node in found if node.unusable is None}
+
+
+def _in_words(value: Any) -> str:
+    """Return a short value as text, `set` for a section or a list, and nothing for a long text."""
+    if value is None or value == [] or value == {}:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
+    if isinstance(value, str):
+        return value if len(value) <= MAX_TEXT else ""
+    return "set"
