@@ -61,6 +61,7 @@ def test_a_unit_adopts_a_better_map_by_itself(demo):
     assert texts == [before] * len(texts)
     assert planned["plan"] == planned["in_service"] == unit["expert_map"]["plan"] != unit["expert_map"]["in_service"]
     assert unit["expert_map"]["why"].startswith("expert_load.live: max/mean ")
+    assert " MB (as promised), in " in unit["expert_map"]["why"]
     assert f"{unit['expert_map']['in_service']} instead of the plan's {planned['plan']}: expert_load.live: max" in shown
     assert sum(total(rank, "tidemill_expert_moves_bytes_total") for rank in ranks) <= 100e6 * unit["epoch"]["number"]
     for rank, held in zip(ranks, held_before, strict=True):
