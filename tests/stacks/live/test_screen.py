@@ -11,9 +11,10 @@ from rich.console import Console
 
 from planner.compiler import compile_plan
 from planner.rules.check import check_spec
-from stacks.live.look import Look, Part, look_at_cluster
+from stacks.live.look import Look, Part, look_at_cluster, look_here
 from stacks.live.screen import _sparkline, draw, new_events
 from stacks.live.traffic import TrafficLog
+from stacks.local.record import GatewayRecord, Record, UnitRecord
 from stacks.measured.samples import Sample
 from tests.stacks.deployments import DEMO_SPEC
 from tests.stacks.kube.fake_api import running_fake_api
@@ -151,6 +152,24 @@ def test_another_expert_map_is_an_event():
     assert list(new_events(second, plain, "12:00:03")) == [("12:00:03", "decode-0 follows the plan's expert map again")]
     assert list(new_events(None, first, "12:00:04")) == [
         ("", "decode-0 follows expert map sha256:1: expert_load.live: max/mean 2 -> 1")
+    ]
+
+
+def test_a_look_names_the_map_that_a_unit_follows():
+    """By a short digest and the reason; a unit with the plan's map has none, and so has a gateway."""
+    kept = UnitRecord("chat-decode-0", "decode", "ready", 2, planned_map="sha256:0", map_in_service="sha256:0")
+    own = {"map_in_service": f"sha256:{'1' * 64}", "epoch": 3, "own_epoch": 3, "own_reason": "max/mean 2 -> 1"}
+    applied = {"map_in_service": f"sha256:{'2' * 64}", "epoch": 4, "own_epoch": 3}
+    units = (kept, replace(kept, name="chat-decode-1", **own), replace(kept, name="chat-decode-2", **applied))
+    found = look_here(
+        Record("chat", "sha256:0", (GatewayRecord("chat-gateway-0", "http://127.0.0.1:8000"),), "m", units)
+    )
+
+    assert [each.own_map for each in (*found.units, *found.gateways)] == [
+        None,
+        "sha256:111111111111: expert_load.live: max/mean 2 -> 1",
+        "sha256:222222222222: tidemill experts apply",
+        None,
     ]
 
 

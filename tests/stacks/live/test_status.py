@@ -11,6 +11,7 @@ from planner.problems.fix import apply_change
 from planner.rules.check import check_spec
 from stacks import cli
 from stacks.live import status, status_cli
+from stacks.live.look import look_at_cluster
 from stacks.live.status import read_live_plan
 from tests.stacks.deployments import DEMO_SPEC
 from tests.stacks.kube.fake_api import running_fake_api
@@ -103,6 +104,7 @@ def test_both_maps_of_a_unit_are_named(server, plan, monkeypatch, capsys):
         "demo-prefill-0": None,
         "demo-decode-0": {"plan": planned, "in_service": "sha256:b", "why": why, "decision": "no"},
     }
+    assert [each.own_map for each in look_at_cluster(changing, api).units] == [None, f"sha256:b: {why}"]
     said = f"    expert map sha256:b instead of the plan's {planned}: {why}\n    expert_load.live: no\n"
     assert said in capsys.readouterr().out
 
