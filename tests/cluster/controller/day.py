@@ -69,10 +69,10 @@ class SeenByLeaderWorkerSet(Api):
             report(self._custom, reference.name, ready=0)
 
 
-def api_of_account(api_server, name):
+def api_of_account(api_server, name, namespace=NAMESPACE):
     """The API by the token of an account of the plan."""
     body = client.AuthenticationV1TokenRequest(spec=client.V1TokenRequestSpec(audiences=[], expiration_seconds=3600))
-    token = client.CoreV1Api(api_server.api).create_namespaced_service_account_token(name, NAMESPACE, body)
+    token = client.CoreV1Api(api_server.api).create_namespaced_service_account_token(name, namespace, body)
     settings = client.Configuration()
     settings.host, settings.ssl_ca_cert = api_server.api.configuration.host, api_server.api.configuration.ssl_ca_cert
     settings.api_key = {"authorization": f"Bearer {token.status.token}"}
