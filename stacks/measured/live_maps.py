@@ -7,6 +7,7 @@ unit switches at a time, and no epoch of ours is handed over before the last one
 """
 
 import time
+from collections import deque
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -22,11 +23,12 @@ from stacks.measured.better_map import find_better_map
 from stacks.measured.epochs import Ending, InService, Rows
 from stacks.measured.halves import Halves, MeasuredLoads
 from stacks.measured.limits import Limits
-from stacks.measured.moved import Moved, read_totals
+from stacks.measured.moved import Moved, promise, read_totals
 from stacks.measured.recorded import read_recorded
 
 __all__ = ["LiveMaps", "ServingUnit", "Turn"]
 
+NUM_FORMER = 10  # assumed: older switches tell little of the present load
 RETRY_S = 5.0  # assumed: ranks that do not answer have a reason that lasts for seconds
 
 
@@ -85,7 +87,7 @@ class LiveMaps:
         self._measured: dict[str, MeasuredLoads] = {}
         self._again_at: dict[str, float] = {}
         self._adopted: dict[str, InService] = {}  # by unit, what it has switched to last
-        self._moved: dict[str, Moved] = {}  # by unit, what its last switch has moved
+        self._moved: dict[str, deque[Moved]] = {}  # by unit, what its last switches have moved
         self._thread = ThreadPoolExecutor(1, "maps")
         self._turn: Future[Turn] | None = None
 
@@ -146,13 +148,15 @@ class LiveMaps:
 
     def _switch(self, unit: ServingUnit, found: InService, rows: Rows, num_bytes: int, said: str) -> Turn:
         """Let a unit follow `rows`, which move `num_bytes`, and say what that took beside what was promised."""
-        promised, before = self._moved.get(unit.name, Moved(0)).promise(num_bytes), read_totals(unit.metrics)
+        former = self._moved.setdefault(unit.name, deque(maxlen=NUM_FORMER))
+        promised, before = promise(former, num_bytes), read_totals(unit.metrics)
         ending = unit.hand_over(rows)
         if ending.reason is not None:
             return Turn(unit.name, f"it stays in epoch {ending.number}: {ending.reason}", found, has_failed=True)
         del self._measured[unit.name]  # loads of the former map decide nothing
         self._adopted[unit.name] = adopted = InService(ending.number, rows, found.unit_digest)
         with suppress(OSError, ValueError):  # it has switched, whoever can be asked how
-            self._moved[unit.name] = moved = read_totals(unit.metrics).since(before)
+            moved = read_totals(unit.metrics).since(before)
+            former.append(moved)
             said = f"{said}; {moved.beside(promised)}"
         return Turn(unit.name, said, adopted, has_switched=True)

@@ -4,18 +4,19 @@
     seconds   from the document's arrival to the end of the switch
     stall     the time of these between steps, in which the unit does not compute
 
-Seconds and stall are promised by the unit's last switch, for as many bytes. Nobody promises those of its first one:
-they are a matter of links, memory and steps, which no plan knows for every machine.
+Seconds and stall are promised by the unit's former switch that is nearest in bytes: part of both is the same for every
+switch. Nobody promises those of its first one: they are a matter of links, memory and steps, which no plan knows for
+every machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import urllib3
 
 from stacks.measured.samples import fetch, read_samples
 
-__all__ = ["Moved", "Totals", "read_totals"]
+__all__ = ["Moved", "Totals", "promise", "read_totals"]
 
 COUNTED = ("bytes", "seconds", "stall_seconds")
 ASK_S = 10.0  # assumed: a rank's page has some hundred kB
@@ -30,13 +31,6 @@ class Moved:
     seconds: float | None = None
     stall_s: float | None = None
 
-    def promise(self, num_bytes: int) -> "Moved":
-        """Return what a switch that moves `num_bytes` takes, if it goes as this one did."""
-        if not self.num_bytes or self.seconds is None or self.stall_s is None:
-            return Moved(num_bytes)
-        share = num_bytes / self.num_bytes
-        return Moved(num_bytes, self.seconds * share, self.stall_s * share)
-
     def beside(self, promised: "Moved") -> str:
         """Return what was seen, and what had been promised, as a person reads it."""
         rows = (
@@ -45,6 +39,15 @@ class Moved:
             ("with", _ms(self.stall_s), _ms(promised.stall_s), ",.0f", "ms between steps"),
         )
         return ", ".join(_beside(*row) for row in rows if row[1] is not None)
+
+
+def promise(former: Iterable[Moved], num_bytes: int) -> Moved:
+    """Return what a switch that moves `num_bytes` takes, by the `former` one that is nearest in bytes."""
+    nearest = min(former, key=lambda each: abs(each.num_bytes - num_bytes), default=None)
+    if nearest is None or not nearest.num_bytes or nearest.seconds is None or nearest.stall_s is None:
+        return Moved(num_bytes)
+    share = num_bytes / nearest.num_bytes
+    return Moved(num_bytes, nearest.seconds * share, nearest.stall_s * share)
 
 
 @dataclass(frozen=True)

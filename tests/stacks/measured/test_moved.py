@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from stacks.measured.moved import Moved, Totals, read_totals
+from stacks.measured.moved import Moved, Totals, promise, read_totals
 from tests.ports import free_port
 
 FIRST = Totals([(100e6, 1.0, 0.02), (0.0, 1.0, 0.01)]).since(Totals([(0.0, 0.0, 0.0), (0.0, 0.0, 0.0)]))
@@ -22,18 +22,18 @@ def test_bytes_of_all_ranks_and_the_time_of_the_slowest_count():
     ("promised", "said"),
     [
         (
-            Moved(0).promise(100_000_000),
+            promise([], 100_000_000),
             "moved 100.0 MB (as promised), in 1.0 s (nothing promised), with 20 ms between steps (nothing promised)",
         ),
         (
-            Moved(50_000_000, 1.0, 0.01).promise(100_000_000),
+            promise([Moved(50_000_000, 1.0, 0.01), Moved(1_000_000, 0.3, 0.01)], 100_000_000),
             "moved 100.0 MB (as promised), in 1.0 s (2.0 promised), with 20 ms between steps (as promised)",
         ),
         (Moved(90_000_000), "moved 100.0 MB (90.0 promised), in 1.0 s (nothing promised), with 20 ms between steps"),
     ],
 )
 def test_a_switch_is_told_beside_its_promise(promised, said):
-    """The last switch promises seconds and stall by its bytes; the first one promises bytes alone."""
+    """The former switch that is nearest in bytes promises seconds and stall; of the first, bytes alone are promised."""
     assert FIRST.beside(promised).startswith(said)
 
 
