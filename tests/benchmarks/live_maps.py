@@ -47,23 +47,23 @@ PATIENCE_S = 1800
 KINDS = ("random", "refined", "drifted")
 
 
-def make_maps(number: int, size: int, seed: int) -> list[list[list[int]]]:
+def make_maps(number: int, size: int, seed: int, num_slots: int = NUM_SLOTS) -> list[list[list[int]]]:
     """Return so many maps of the kinds in turn."""
     draw, found, turn = random.Random(seed), [], 0
     while len(found) < number:
         before, after = drift(ALPHA, RHO, seed + turn, NUM_LAYERS, NUM_EXPERTS)
-        refined = balance(before.tolist(), NUM_SLOTS, size).physical_to_logical
-        drifted = balance(after.tolist(), NUM_SLOTS, size, previous=refined, keep_within=0.02).physical_to_logical
-        found += [draw_map(draw), list(map(list, refined)), list(map(list, drifted))]
+        refined = balance(before.tolist(), num_slots, size).physical_to_logical
+        drifted = balance(after.tolist(), num_slots, size, previous=refined, keep_within=0.02).physical_to_logical
+        found += [draw_map(draw, num_slots), list(map(list, refined)), list(map(list, drifted))]
         turn += 1
     return found[:number]
 
 
-def draw_map(draw: random.Random) -> list[list[int]]:
+def draw_map(draw: random.Random, num_slots: int = NUM_SLOTS) -> list[list[int]]:
     """Return experts and replicas in any order."""
     layers = []
     for _ in range(NUM_LAYERS):
-        slots = [*range(NUM_EXPERTS), *draw.choices(range(NUM_EXPERTS), k=NUM_SLOTS - NUM_EXPERTS)]
+        slots = [*range(NUM_EXPERTS), *draw.choices(range(NUM_EXPERTS), k=num_slots - NUM_EXPERTS)]
         layers.append(draw.sample(slots, len(slots)))
     return layers
 
