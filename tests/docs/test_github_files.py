@@ -40,6 +40,21 @@ def test_a_workflow_pins_its_actions():
     assert [each for each in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", each)] == []
 
 
+def test_a_release_is_built_with_pinned_tools():
+    """By version and hash; what the package itself installs is held by constraints, and nothing else is installed."""
+    workflow = (FOLDER / "workflows" / "release.yml").read_text()
+    tools = [line for line in (FOLDER / "release-tools.txt").read_text().splitlines() if line and line[0] != "#"]
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    installs = re.findall(r"pip install (.*)", workflow)
+
+    assert [line for line in tools if not re.fullmatch(r"\S+==\S+ --hash=sha256:[0-9a-f]{64}", line)] == []
+    assert {each.partition("==")[0] for each in (*needed, "build", "cyclonedx-bom")} <= {
+        line.partition("==")[0] for line in tools
+    }
+    assert [each for each in installs if not each.startswith(("--require-hashes ", "-c constraints.txt "))] == []
+    assert "build --no-isolation" in workflow
+
+
 def test_the_version_is_the_newest_in_the_changelog():
     """A release takes its notes from there."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
