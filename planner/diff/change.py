@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from planner.estimate.failures import Loss
-from planner.facts.part import Digest, Maybe, Part, Rounded
+from planner.facts.part import Digest, Maybe, Part, Rounded, Rounded6
 from planner.facts.terms import Phase
 from planner.plan.expected import Promise
 from planner.plan.row import Row
@@ -168,6 +168,15 @@ class DayCost(Part):
     after_by_former: Rounded | None  # at the old prices; None if the change moves no yardstick
 
 
+class Net(Part):
+    """What an ordinary day leaves in dollars, and the capacity of all units, before and after the change."""
+
+    has_income: bool  # False: a plan has no prices of tokens, so that only cost counts
+    before: Rounded6 | None  # income less cost of the day as it runs; None without a price
+    after: Rounded6 | None
+    capacity: dict[Phase, tuple[Rounded6, Rounded6]]  # tokens/s at the expected speed; of phases that both plans have
+
+
 class LossSides(Part):
     """The worst loss by a failure of one GPU, node or rack, in the old and in the new plan."""
 
@@ -215,6 +224,7 @@ class Change(Part):
     schedule: Maybe[StateSides] = None  # None if neither plan has a schedule
     performance: dict[Phase, Sides]
     cost: Sides
+    net: Net
     cost_of_other_days: tuple[DayCost, ...]
     failures: dict[Phase, LossSides]
     warnings: WarningMoves

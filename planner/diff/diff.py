@@ -24,6 +24,7 @@ from planner.diff.clients import find_client_fields
 from planner.diff.experts import count_expert_moves, estimate_weight_reads
 from planner.diff.former import compare_loads
 from planner.diff.hours import Hour, cut_hours
+from planner.diff.net import compare_days
 from planner.diff.pods import compare_pods
 from planner.diff.rollout import find_shortages, judge_rollouts, may_take_turns, rollout_assumptions, worst_rollout
 from planner.diff.unjudged import find_unjudged
@@ -34,6 +35,7 @@ from planner.plan.plan import Plan
 from planner.plan.row import Row
 from planner.problems.finding import Finding
 from planner.report.report import Report
+from planner.report.rows import rows_of
 from planner.spec.decision import DEFAULT, FIELDS
 
 NUMBERS = re.compile(r"[\d.,:%\s-]+")
@@ -97,6 +99,7 @@ def compare_plans(
         schedule=_schedule(before, after),
         performance=_compare_performance(before, after),
         cost=_compare_cost(before, after),
+        net=compare_days(before, after),
         cost_of_other_days=tuple(_cost_of_days(before, after, remeasured.plan, hours)),
         failures={phase: _failures(before, after, phase) for phase in _phases(before, after)},
         warnings=_warnings(before, after),
@@ -211,7 +214,7 @@ def _cost_of_days(before: Plan, after: Plan, by_former: Plan | None, hours: Sequ
 
 
 def _figures(plan: Plan, sections: Sequence[str], names: Iterable[str]) -> dict[str, Row]:
-    report = Report(plan.report or ())
+    report = Report(() if plan.report is None else rows_of(plan))
     rows = ((name, report.find(section, name)) for section in sections for name in names)
     return {name: row for name, row in rows if row is not None}
 

@@ -25,6 +25,7 @@ from planner.diff.change import (
     WarningSides,
 )
 from planner.diff.hours import name_days
+from planner.diff.net import describe_net
 from planner.diff.rollout import SEVERITY
 from planner.diff.yardsticks import LOADS
 from planner.facts import names
@@ -116,6 +117,7 @@ def topics(change: Change) -> tuple[Topic, ...]:
         Topic("verdict", verdicts(change), 8),
         Topic("clients", tuple(_clients(change)), 3),
         Topic("unjudged", tuple(_unjudged(change)), 4),
+        Topic("net", tuple(describe_net(change.net)), 3),
         *(Topic(fate, tuple(_units(change, fate)), 5 if fate in ENDING_FATES else 2) for fate in FATES),
         Topic("kept", tuple(_units(change, "kept")), 2, is_detail=True),
         Topic("experts", tuple(_experts(change)), 4),

@@ -12,6 +12,7 @@ from planner.compiler import run_passes
 from planner.diff.change import NodeMoves, Sides, UnitChange
 from planner.diff.diff import compare_plans
 from planner.diff.markdown import diff_markdown
+from planner.diff.net import describe_net
 from planner.diff.text import MAX_LINES, diff_text
 from planner.problems.finding import Finding
 from planner.rules.check import change_spec
@@ -37,11 +38,11 @@ def change():
 
 
 def test_it_begins_with_what_is_asked_first(change):
-    """The verdict with its way, what restarts and why, what moves; assumptions come last."""
+    """The verdict with its way, what it costs, what restarts and why; assumptions come last."""
     lines = diff_text(change).splitlines()
     topics = [line[2:12].strip() for line in lines[2:] if line[2:3].strip()]
 
-    assert topics[:2] == ["verdict", "restarted"]
+    assert topics[:3] == ["verdict", "net", "restarted"]
     assert topics[-1] == "assumed"
     assert "prefill-0 to 3, decode-0 to 1: expert map" in diff_text(change)
 
@@ -206,3 +207,19 @@ def test_its_json_has_the_published_shape(change):
 
     assert list(validator.iter_errors(document)) == []
     assert list(validator.iter_errors(document | {"verdict": "fine"})) != []
+
+
+def test_what_a_change_costs_is_one_line_on_one_basis():
+    """Income less cost of the day as it runs; without a controller all units stay on, and cost that."""
+    spec, before = base(40)
+    dearer = run_passes(change_spec(spec, {"cost.usd_per_gpu_hour": 3})).plan
+    free = run_passes(change_spec(spec, {"cost.prices": None})).plan
+    usd = before.cost.usd_per_day / 2
+    (line,) = describe_net(compare_plans(before, dearer).net)
+    (aside,) = describe_net(compare_plans(before, free).net)
+
+    left = before.cost.revenue_usd_per_day - before.cost.usd_per_day
+    assert line.startswith(
+        f"the change costs ${usd:,.0f} a day (${left:,.0f} -> ${left - usd:,.0f} left of a day's income); capacity of"
+    )
+    assert aside.startswith("the change costs nothing, income aside; capacity of all units, tokens/s: prefill ")

@@ -73,6 +73,9 @@ def test_what_a_change_costs(browser, shipped, said, tmp_path):
     with opened_page(browser, f"file://{file}") as page:
         words, figures = section(page, "change"), section(page, "cost")
 
+    more = after - said["cost"]["usd_per_day"]
+    assert f"the change costs ${more:,.0f} a day ($469,023 -> ${469_023 - more:,.0f} left of a day's income)" in words
+    assert "capacity of all units, tokens/s: prefill " in words
     assert f"each day: ${said['cost']['usd_per_day']:,.0f} -> ${after:,.0f}" in words
     assert [f"${usd:,.0f} a day" in figures for usd in (said["cost"]["usd_per_day"], after)] == [True, True]
 
