@@ -271,13 +271,15 @@ def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None
         for size, (domain, loss) in enumerate(losses.items())
     ]
     share, *_, phase, domain = max(found)
-    (units_on, step), loss = on[phase], (plan.failures or {})[phase][domain]
+    (units_on, step), losses = on[phase], (plan.failures or {})[phase]
+    loss = losses[domain]
     if when == "fewest" and step is None:
         return  # all units of the phase are always on
     yield from make_rows(
         f"failure.{when}",
         ("phase", phase),
         ("domain", domain),
+        ("domains", _join_or([each for each, its in losses.items() if its.units == loss.units])),
         ("place", names.short_name(loss.at, plan.name)),
         ("units", min(loss.units, units_on)),
         ("units_on", units_on),
@@ -286,6 +288,11 @@ def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None
         ("nodes_off", step and _nodes_used(plan) - step.nodes),
         *_recovery_fields(plan, phase),
     )
+
+
+def _join_or(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _fewest_units_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:

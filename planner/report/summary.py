@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from planner.plan.row import Row
 from planner.report.report import Report, format_value
 
-DOMAINS = {"gpu": "GPU", "node": "node", "rack": "rack"}
 NAMES = {"expert_load": "expert loads", "request_lengths": "request lengths"}
 MEMORY = {"cuda_graphs": "cuda_graph_bytes", "headroom": "headroom_bytes"}  # assumed part of memory -> its row
 MAX_TIMES = 130  # most characters of the list of hours with too little capacity
@@ -208,12 +207,12 @@ def _failure_sentence(report: Report) -> str:
 
 def _loss_in_words(report: Report, when: str) -> tuple[str, str]:
     """Return two phrases on the worst failure: (what is lost, which units that stops)."""
-    names = ("domain", "phase", "place", "at", "units", "units_on", "share")
-    domain, phase, place, at, stopped, on, share = (report.text(f"failure.{when}", name) for name in names)
+    names = ("domains", "phase", "place", "at", "units", "units_on", "share")
+    domains, phase, place, at, stopped, on, share = (report.text(f"failure.{when}", name) for name in names)
     stops = f"the only {phase} unit, and so the service" if on == "1" else f"{stopped} of {on} {phase} units ({share})"
-    time = f" at {at}, when fewest {phase} units are on" if at else "" if on == "1" else " with all on"
-    kind = "rank" if (domain, report.text("cluster", "gpu")) == ("gpu", "cpu") else DOMAINS.get(domain, domain)
-    return f"losing one {kind} ({place})", f"{stops}{time}"
+    time = f" at {at}, with fewest on" if at else "" if on == "1" else " with all on"
+    gpu = "rank" if report.text("cluster", "gpu") == "cpu" else "GPU"
+    return f"losing one {domains.replace('gpu', gpu)} ({place})", f"{stops}{time}"
 
 
 def _outage_duration(report: Report, section: str) -> str:

@@ -82,7 +82,9 @@ def show_memory(plan: Plan, report: Report) -> Iterator[Figure]:
         in_use = report.find(f"performance.{phase}", "kv_share_in_use")
         marks = [Mark(ends[-2] + float(in_use.value) * (ends[-1] - ends[-2]), "mid")] if in_use else []
         said = f"; {format_value(in_use)} in use at the operating point" if in_use else ""
-        bars.append(Bar(phase, f"{words[-1]} of {whole} are room for KV: {tokens} tokens{said}", segments, marks))
+        rest = ", ".join(f"{title} {size}" for title, size in zip(MEMORY.values(), words, strict=False))
+        line = f"{words[-1]} of {whole} are room for KV: {tokens} tokens{said}. The rest: {rest}"
+        bars.append(Bar(phase, line, segments, marks))
         rows.append((phase, *words, whole, tokens))
     if bars:
         table = Table(("phase", *(MEMORY | KV).values(), "usable in all", "KV tokens that fit"), rows)

@@ -114,6 +114,12 @@ def test_how_full_a_decode_gpu_is(page, said):
     """Room for KV, and how much of it the operating point fills."""
     memory, in_use = said["memory"]["decode"], said["performance"]["decode"]["kv_tokens_in_use"]
 
+    rest = "weights 25.2 GB, activations 478.0 MB, exchange buffers 1.5 GB, reserve: CUDA graphs, libraries 6.5 GB"
+
+    assert f"The rest: {rest}" in section(page, "memory")
+    assert sum(memory[f"{each}_bytes"] for each in ("weights", "activation", "buffer", "reserve")) / 1e9 == (
+        pytest.approx(25.2 + 0.478 + 1.5 + 6.5, abs=0.1)
+    )
     assert (
         f"of {memory['gpu_bytes'] / 1e9:.1f} GB are room for KV: {memory['kv_tokens']:,} tokens; "
         f"{in_use / memory['kv_tokens']:.1%} in use at the operating point"

@@ -77,8 +77,8 @@ def test_the_first_lines_answer_what_is_asked(shipped):
         "longer at the peak, with 109.3% of this load; no slo.ttft_ms"
     )
     assert lines["failure"].startswith(
-        "worst: losing one GPU (decode-0 rank 0) stops 1 of 2 decode units (50.0%) at 03:30, when fewest decode units "
-        "are on; 1 of 9 decode units (11.1%) with all on; out until repaired: no node is a spare (the 210 off are"
+        "worst: losing one GPU, node or rack (decode-0 rank 0) stops 1 of 2 decode units (50.0%) at 03:30, with fewest "
+        "on; 1 of 9 decode units (11.1%) with all on; out until repaired: no node is a spare (the 210 off are"
     )
     assert (
         "(power law, alpha 1.01, seed 0); cuda graphs of decode (2.7 GB); schedule.start (defaults" in lines["assumed"]
@@ -173,7 +173,7 @@ def test_a_promise_names_the_speeds_at_which_it_is_kept(shipped):
 
 def test_a_kind_of_domain_that_no_plan_has_is_shown_as_written(spec_text, plan_of):
     """A made-up plan with the right digests may have any text in its rows, as in every other row."""
-    rows = [replace(each, value="zzz") if each.name == "domain" else each for each in plan_of(spec_text).report]
+    rows = [replace(each, value="zzz") if each.name == "domains" else each for each in plan_of(spec_text).report]
 
     assert summary(Report(rows))["failure"].startswith("worst: losing one zzz (")
 
