@@ -1,7 +1,7 @@
 """Write docs/report.png, what a browser shows of the published day's page: `python -m tests.docs.page_picture`.
 
 By hand, after a change of the page: another chromium draws other pixels. The page answers what fails with a rack at
-04:00, and has the day below. A controller follows the schedule, so that what is off is off.
+04:00, and has the day below.
 """
 
 from io import BytesIO
@@ -12,7 +12,7 @@ from PIL import Image
 
 from planner.compiler import compile_plan
 from planner.report.page.page import plan_page
-from planner.rules.check import change_spec, check_spec
+from planner.rules.check import check_spec
 from tests.browser import launched_chromium, opened_page
 from tests.docs.rooms_table import ROOT
 
@@ -24,7 +24,7 @@ def main():
     with TemporaryDirectory() as folder, launched_chromium() as chromium:
         file = Path(folder) / "page.html"
         spec = check_spec(ROOT / "stacks" / "specs" / "deepseek-h800.yaml")
-        file.write_text(plan_page(compile_plan(change_spec(spec, {"kubernetes.controller": {}}))))
+        file.write_text(plan_page(compile_plan(spec)))
         with opened_page(chromium, f"file://{file}", WIDTH) as page:
             page.locator("input[type=range]").fill(str(4 * 60))
             page.get_by_label("Find a node, rack or unit").fill("rack-5")
