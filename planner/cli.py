@@ -284,7 +284,7 @@ def _print_unit(plan: "Plan", arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from planner.diff.read import read_to_show
+    from planner.diff.read import read_to_show, refuse_contradictions
     from planner.diff.wording import topics
     from planner.report.page.page import plan_page
     from planner.report.picture import draw_picture, require_pictures
@@ -293,7 +293,8 @@ def _report(arguments: argparse.Namespace) -> None:
     require_pictures(picture, arguments.chart)
     if arguments.output:
         require_output(arguments.output, arguments)
-    with show_progress(f"planning {arguments.given}"):
+    given = (arguments.given, arguments.previous)
+    with show_progress(f"planning {arguments.given}"), refuse_contradictions(*given):
         pair, plan = read_to_show(arguments.given, arguments.previous, arguments.overlays)
         before = pair.judged if pair else None
         if picture:
@@ -319,10 +320,11 @@ def _files_of(given: Path, inputs: Iterable[str]) -> list[Path]:
 
 def _diff(arguments: argparse.Namespace) -> None:
     from planner.diff.markdown import diff_markdown
-    from planner.diff.read import read_pair
+    from planner.diff.read import read_pair, refuse_contradictions
     from planner.diff.text import diff_text
 
-    with show_progress(f"comparing {arguments.old} with {arguments.new}"):
+    given = arguments.old, arguments.new
+    with show_progress(f"comparing {arguments.old} with {arguments.new}"), refuse_contradictions(*given):
         change = read_pair(arguments.old, arguments.new, arguments.overlays).compare()
     if arguments.format == "json":
         print_json(change.as_json())

@@ -26,7 +26,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from planner.facts.day import HOUR_MINUTES, MINUTE_S
-from planner.facts.part import Part
+from planner.facts.part import ClockTime, Part
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.schedule.schedule import Timetable
@@ -50,7 +50,7 @@ Rates = Mapping[Phase, float]
 class StateCost(Part):
     """The cost of one step of the schedule or, without a schedule, of the whole day."""
 
-    at: str
+    at: ClockTime
     minutes: int
     nodes: int
     usd: float
@@ -83,7 +83,7 @@ class Freed(Part):
 class Case(Part):
     """A what-if day with the plan's units, such as one with more traffic."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[0-9a-zA-Z%-]+( [0-9a-zA-Z%-]+)+$")]
     usd_per_day: float
     answered_share: float | None  # None if there is no traffic
     revenue_usd_per_day: float | None  # None if there are no prices

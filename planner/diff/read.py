@@ -4,12 +4,14 @@ A plan is used unchanged. A spec is planned first: OLD as if nothing ran, NEW ne
 does it. The change says so, because what really runs may be on other nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from planner.compiler import run_passes
 from planner.diff.pair import Pair
 from planner.manifests.folder import altered_files
+from planner.plan.load import PLAN_AGAIN
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_input, refuse_option
 from planner.problems.errors import CallError
@@ -19,6 +21,7 @@ from planner.spec.resolved import ResolvedSpec
 ALTERED = "manifests were edited, merged or written by another version; pods are compared as its plan renders them"
 BOTH_OVERLAID = "OLD and NEW are both read under"
 OLD_IS_PLANNED = "OLD is a spec, planned as if nothing ran: give the plan that runs to see what really restarts"
+SPEC_SUFFIXES = (".yaml", ".yml")
 NEW_IS_PLANNED = "the new spec is planned so that it keeps the old plan's nodes and experts where it can"
 
 
@@ -44,6 +47,26 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> Pair:
         notes.append(NEW_IS_PLANNED)
     altered = [f"{path}: {ALTERED}" for path, plan in ((old, before), (new, after)) if _is_altered(path, plan)]
     return Pair.of(before, found, notes=(*altered, *notes), loads=loads)
+
+
+@contextmanager
+def refuse_contradictions(*given: Path | None) -> Iterator[None]:
+    """Raise CallError where a PLAN.json of `given` fails to be shown: its figures contradict each other.
+
+    A plan of our own never does. Whoever edits a figure and seals the plan again may break what follows from it in more
+    ways than checks can name, and none may end in a traceback.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
+        files = [path for path in given if path is not None and path.is_file() and path.suffix not in SPEC_SUFFIXES]
+        if not files:
+            raise
+        rule, reason = (
+            "S908 must agree with itself",
+            "its figures contradict each other: it was edited and sealed again",
+        )
+        raise CallError([Finding("", None, rule, reason, PLAN_AGAIN).at(str(path)) for path in files]) from None
 
 
 def read_to_show(path: Path, previous: Path | None, overlays: Sequence[Path] = ()) -> tuple[Pair | None, Plan]:

@@ -19,6 +19,7 @@ def _rounded(digits: int) -> AfterValidator:
 
 T = TypeVar("T")
 Maybe = Annotated[T | None, Field(exclude_if=_is_none)]  # None leaves the key out
+ClockTime = Annotated[str, Field(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Rounded = Annotated[float, _rounded(5)]
 Rounded6 = Annotated[float, _rounded(6)]

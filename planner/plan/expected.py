@@ -11,7 +11,7 @@ from pydantic import AliasPath, Field
 from planner.estimate.gpu_loads import GpuLoads
 from planner.estimate.throughput.calibration import Correction
 from planner.expert_map.types import FrontPoint, Policy
-from planner.facts.part import Digest, Maybe, Part, Rounded
+from planner.facts.part import ClockTime, Digest, Maybe, Part, Rounded
 from planner.facts.terms import Phase
 from planner.search.ranked import PhaseSearch
 
@@ -133,7 +133,7 @@ class Performance(Part):
 class StretchDemand(Part):
     """A phase's load in a stretch of the day during which neither demand nor units change."""
 
-    at: str
+    at: ClockTime
     minutes: int
     asked_tokens_per_s: Rounded = Field(validation_alias="asked_per_s")
     served_tokens_per_s: Rounded = Field(validation_alias="served_per_s")
@@ -143,7 +143,7 @@ class StretchDemand(Part):
 class Demand(Part):
     """The load that traffic puts on a phase in its busiest hour, and its lowest load."""
 
-    at: str
+    at: ClockTime
     asked_tokens_per_s: Rounded = Field(validation_alias="asked_per_s")
     served_tokens_per_s: Rounded = Field(validation_alias="served_per_s")
     most_tokens_per_s: Rounded = Field(validation_alias="most_per_s")

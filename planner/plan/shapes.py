@@ -23,7 +23,7 @@ EXPECTED_SHAPES = {
     "list_type": "a list",
     "tuple_type": "a list",
     "string_type": "text",
-    "string_pattern_mismatch": "a digest, or a rule with its id",
+    "string_pattern_mismatch": "a digest, a time, a name, or a rule with its id",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",

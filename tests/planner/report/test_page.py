@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planner.cli import main
 from planner.compiler import compile_plan
 from planner.facts.digest import pretty_json
-from planner.plan.plan import Plan
+from planner.plan.plan import Plan, document_digest
 from planner.plan.row import Row
 from planner.report.page.charts import show_kv_cache
 from planner.report.page.day import show_day
@@ -114,6 +114,35 @@ def test_the_page_tells_the_day_as_it_runs(shipped):
     assert min(len(units) for _, units in scheduled) == 10
     assert "$106,752 a day" in both
     assert "$87,072 a day" in both
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        (("balance", "decode", "gpu_loads", "in_order"), [1.0], "must agree with phases.decode and its map"),
+        (("balance", "decode", "gpu_loads", "moe_layer"), 99, "must agree with phases.decode and its map"),
+        (("failures",), {}, "report"),
+        (("failures", "decode", "gpu", "of_units"), 0, "must agree with itself"),
+        (("failures", "decode"), {}, "report"),
+        (("failures", "prefill"), None, "failures.prefill"),
+    ],
+)
+def test_a_plan_that_was_edited_and_sealed_again_ends_in_no_traceback(
+    keys, value, said, plan_of, spec_text, tmp_path, capsys
+):
+    """What contradicts the rest is refused with the place, and what no check names as a whole."""
+    document = json.loads(pretty_json(plan_of(spec_text).as_json()))
+    *parents, last = keys
+    part = document
+    for key in parents:
+        part = part[key]
+    part[last] = value
+    document["document_digest"] = document_digest(document)
+    (tmp_path / "plan.json").write_text(pretty_json(document))
+    status = main(["report", str(tmp_path / "plan.json"), "-o", str(tmp_path / "plan.html")])
+
+    assert status in (0, 2)
+    assert status == 0 or said in capsys.readouterr().err
 
 
 def test_pages_are_made_from_the_plan_and_not_from_its_rows(shipped):
