@@ -10,7 +10,7 @@ from planner.cost.cost import Cost, estimate_cost, list_cases, with_cases
 from planner.cost.demand import compute_loads
 from planner.facts.day import minute_of
 from planner.facts.terms import Phase
-from planner.plan.expected import Demand
+from planner.plan.expected import Demand, StretchDemand
 from planner.plan.plan import Plan
 from planner.schedule.stretches import TimesOfDay
 
@@ -51,12 +51,9 @@ def _rates_of_a_unit(plan: Plan, figure: str) -> Mapping[Phase, float]:
     """Return the tokens/s of one unit of each phase whose load is known: `served_...` or `most_tokens_per_s`."""
     assert plan.timetable is not None  # it switches units
     on = TimesOfDay.from_pairs(((step.at, step.num_units) for step in plan.timetable.steps), {})
-    rates = {
-        phase: [
-            getattr(load, figure) / units
-            for load in (each, *each.stretches)
-            if (units := on.at(minute_of(load.at)).get(phase))
-        ]
-        for phase, each in (plan.demand or {}).items()
-    }
+    rates = dict[Phase, list[float]]()
+    for phase, each in (plan.demand or {}).items():
+        loads: list[Demand | StretchDemand] = [each, *each.stretches]
+        units = [on.at(minute_of(load.at)).get(phase, 0) for load in loads]
+        rates[phase] = [getattr(load, figure) / number for load, number in zip(loads, units, strict=True) if number]
     return {phase: max(found) for phase, found in rates.items() if found}
