@@ -47,7 +47,7 @@ PROMPTS = [
 ]
 MAX_TOKENS = 24
 QUESTION = "What does `os.getcwd` do?"
-BEFORE_S, AFTER_S, ERRORS_S = 3, 20, 5  # of a load around a unit's death
+BEFORE_S, AFTER_S, ERRORS_S = 3, 15, 5  # of a load around a unit's death
 SIZES = {"ep_size": 1, "precision": "bf16", "max_requests": 8, "max_request_tokens": 2048, "max_kv_tokens": 16_384}
 SPEC = {
     "version": 1,
