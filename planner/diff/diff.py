@@ -75,7 +75,7 @@ def compare_plans(
     ways = judge_rollouts(before, after, units, hours)
     worst = worst_rollout(ways)
     clients, decided = tuple(find_client_fields(before, after)), tuple(_decisions(before, after))
-    shown = {each.path for each in (*clients, *decided)}
+    shown = {each.path for each in clients} | {each.path for each in decided}
     return Change(
         name=after.name,
         old=before.digest,

@@ -46,7 +46,7 @@ def find_unjudged(before: Plan, after: Plan, shown: Collection[str], added: Sequ
     `shown` are paths of fields that the diff names with their effect.
     """
     known = {*shown} if _uses_new_nodes(before, after) else {*shown, NODES}
-    differing = differing_fields(*map(_read_spec, (before, after)))
+    differing = differing_fields(_read_spec(before), _read_spec(after))
     yield from (each for each in differing if each.path not in known and not is_judged(each.path))
     loads = {plan.spec.expert_load.file for plan in (before, after)}
     names = [name for name in after.inputs if name in before.inputs and name not in loads]
