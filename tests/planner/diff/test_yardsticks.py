@@ -110,7 +110,7 @@ def test_one_prompt_at_a_time_makes_small_steps():
     measured = measure_by_former(before, found).plan.performance["prefill"]
 
     assert before.performance["prefill"].operating_point.step_tokens == 16_384
-    assert measured.operating_point.step_tokens == 3000
+    assert measured.operating_point.step_tokens == 1311  # what hits leave of one prompt of 3,000
 
 
 def test_prices_that_only_the_new_spec_has_do_not_reach_the_former_ones():
