@@ -85,7 +85,7 @@ def kubernetes_section(cluster: Cluster, home: Path, wheels: Path) -> dict[str, 
         "volumes": volumes,
         "drain": "5s",
         "env": variables | {"VLLM_NO_USAGE_STATS": "1"},
-        "resources": {"unit": {"cpus": 1.5, "memory": "4GiB"}, "gateway": {"cpus": 0.1, "memory": "1GiB"}},
+        "resources": {"unit": {"cpus": 1.5, "memory": "4GiB"}, "gateway": {"cpus": 0.4, "memory": "1GiB"}},
         "overlay": {"gateway_pod": {"spec": router}},
     }
 
