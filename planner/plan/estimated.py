@@ -156,7 +156,7 @@ def _performance(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
 def _latencies(found: Prediction) -> dict[str, Any]:
     """Return the latency figures: TPOT if the phase generates tokens, TTFT and queueing if it computes prompts.
 
-    `latency_ms` repeats the first of the two that the phase has.
+    `latency_ms` is TPOT if there is one, else TTFT. Beside them stand each user's tokens/s and the KV transfer's time.
     """
     named = {
         "tpot_ms": found.tpot_seconds,

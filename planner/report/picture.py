@@ -343,7 +343,10 @@ def _draw_below(panel: Panel, figure: Bars | Steps) -> None:
 
 
 def _draw_legend(panel: Panel, kinds: Sequence[tuple[str, str]], lines: Collection[str] = ()) -> None:
-    """Draw (kind, words) pairs as a legend, in as many rows as needed. The key of a kind in `lines` is a line."""
+    """Draw (kind, words) pairs as a legend, in as many rows as needed.
+
+    A kind in `lines` gets a short line before its words, any other a coloured square.
+    """
     sheet, left = panel.sheet, panel.left
     for kind, words in kinds:
         width = 2 * KEY + sheet.width_of(words) + 0.25

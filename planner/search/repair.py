@@ -339,9 +339,9 @@ def _reopen_points(candidate: Candidate) -> Candidate:
 
 
 def _reduce_auto_units(candidate: Candidate) -> Candidate:
-    """Return the candidate with decided numbers of units set to 1, and without a schedule that follows traffic.
+    """Return the candidate with one unit a phase where the planner decided the number, or traffic makes the schedule.
 
-    If a change makes units larger, the planner would decide on fewer of them.
+    A change may make units larger. The planner would then decide on fewer, so the present number must not count.
     """
     spec = candidate.resolved
     if spec.has_windows_of_traffic:

@@ -91,8 +91,8 @@ class PhaseSpec(Section):
     )
     max_batch_tokens: Annotated[int, Field(ge=1, le=MAX_BATCH_TOKENS), *OR_AUTO] = Field(
         default=4096,
-        description="Prompt tokens that one rank computes in one step. A longer prompt takes several steps. No"
-        " effect in decode.",
+        description="Prompt tokens that one rank computes in one step. A longer prompt takes several steps (chunked"
+        " prefill). No effect in decode.",
         examples=[4096, AUTO],
     )
     draft_tokens: int = Field(

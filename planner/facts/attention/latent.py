@@ -88,10 +88,11 @@ class LatentAttention:
         )
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return a request's KV in one layer: 576 values a token, 1,152 B in BF16 or 576 B in FP8 (with one scale).
+        """Return a request's KV in one layer: 576 values a token, 1,152 B in BF16 or 576 B in FP8.
 
-        Sparse attention's FP8 has an FP32 scale for each 128 values of the latent vector, and the rotated key in BF16:
-        512 + 16 + 128 = 656 B. Source: github.com/deepseek-ai/FlashMLA 066b5ba6 README.md.
+        The 576 B have one scale for the whole cache. Sparse attention's FP8 has an FP32 scale for each 128 values of
+        the latent vector, and the rotated key in BF16: 512 + 16 + 128 = 656 B. Source: github.com/deepseek-ai/FlashMLA
+        066b5ba6 README.md. A layer with an indexer of its own keeps the indexer's key as well.
         """
         token = (self.kv_lora_rank + self.qk_rope_head_dim) * bytes_per_value
         if self.is_sparse and bytes_per_value == 1:

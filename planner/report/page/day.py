@@ -23,7 +23,10 @@ HEAD = ("from", "to", "units on", "asked tokens/s", "at the operating point", "a
 
 
 def show_day(plan: Plan, _: Report) -> Iterator[Steps]:
-    """Yield a figure of each phase's day, then of its other days; none if nothing changes over the day."""
+    """Yield a figure of each phase's ordinary day, then of weekends and the like (`other_days`).
+
+    Yield nothing without a schedule and without traffic over the day.
+    """
     for phase, _shape in by_phase(plan.phases):
         counts = count_units(plan, phase, plan.schedule.steps if plan.schedule else ())
         demand = (plan.demand or {}).get(phase)

@@ -121,7 +121,10 @@ def _page_data(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit
 
 
 def _loads(demand: Demand) -> list[tuple[int, float | None]]:
-    """Return (first minute, load over the units' maximum) of each stretch; the load is None if no unit is on."""
+    """Return for each stretch of the day with constant demand (first minute, demand / the units' maximum).
+
+    The second is None if no unit is on.
+    """
     return [
         (minute_of(each.at), each.asked_tokens_per_s / each.most_tokens_per_s if each.most_tokens_per_s else None)
         for each in demand.stretches
