@@ -238,7 +238,10 @@ def _check_message(message: Message, place: str, template: ChatTemplate, *, is_l
 
 
 def _adapt_message(message: Message, document: Json, template: ChatTemplate) -> Json:
-    """Return the message as templates expect it, without the keys that have no value."""
+    """Return the message as templates expect it. Optional keys without a value are left out; `content` may be None.
+
+    `document` is the message as the client sent it. Keys that `Message` does not know are kept from it.
+    """
     calls = list(map(_adapt_call, message.tool_calls or (), document.get("tool_calls") or (), repeat(template)))
     optional = {
         "name": message.name,

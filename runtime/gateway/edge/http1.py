@@ -149,9 +149,9 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._refuse(head_too_large(MAX_HEAD_BYTES) if is_too_large else invalid(str(reason), code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with an error, unless an answer has begun, and then `_linger`.
+        """Answer with an error, unless an answer has begun. In both cases `_linger` afterwards.
 
-        A route that is still answering is cut off.
+        A handler that is still answering is cut off.
         """
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(encode_refusal(error))

@@ -38,7 +38,7 @@ class Strangers:
         return max(MAX_STRANGERS - len(self._known), 0)
 
     def make_room(self) -> bool:
-        """Make room for one more connection, and return True.
+        """Make room for one more connection. Always return True, since some stranger may always be ended (see `Guard`).
 
         If there is no room, end the oldest stranger of the host that has most strangers.
         """

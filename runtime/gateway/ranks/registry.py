@@ -185,7 +185,10 @@ class Registry:
         return None if chosen is None else self._roster[chosen.key]
 
     def embedding_room(self, size: RequestSize = SMALLEST) -> int | None:
-        """Return how many more prompts to embed may come, whatever `size` is; None while a phase has no ready unit."""
+        """Return how many more prompts to embed the ranks take; None while a phase has no ready unit.
+
+        `size` is ignored: `AdmissionQueue` passes one to every function of this kind.
+        """
         return embedding_room(self._loads())
 
     def num_requests(self) -> int:

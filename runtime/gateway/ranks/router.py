@@ -143,7 +143,7 @@ def choose_ranks(
 def choose_embedding_rank(
     ranks: Sequence[RankLoad], size: RequestSize, turn: int, policy: Policy = Policy.BALANCED
 ) -> RankLoad | None:
-    """Return the rank for a prompt to embed; None if no unit that computes prompts is ready."""
+    """Return the rank for a prompt to embed; None if a phase has no ready unit."""
     first, _ = _split_by_role(ranks)
     return pick(first, size, turn, policy) if first else None
 
