@@ -15,7 +15,7 @@ from runtime.checkpoint.manifest import (
     write_manifest,
 )
 from runtime.checkpoint.reading import ReadDigests
-from runtime.checkpoint.same_weights import ReadWeights, agreed_weights, read_parts
+from runtime.checkpoint.same_weights import ReadWeights, agreed_weights, digest_parts
 from runtime.checkpoint.tensors import Shard, StoredTensor, index_tensors, open_shards, read_shards, refuse_holes
 from runtime.checkpoint.text_model import TextModel, read_text_model
 
@@ -31,13 +31,13 @@ __all__ = [
     "agreed_weights",
     "check_config_digest",
     "check_weights_digest",
+    "digest_parts",
     "file_digest",
     "index_tensors",
     "make_manifest",
     "open_shards",
     "read_json",
     "read_manifest",
-    "read_parts",
     "read_shards",
     "read_text_model",
     "refuse_holes",

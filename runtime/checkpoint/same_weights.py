@@ -23,7 +23,7 @@ from runtime.checkpoint.manifest import MANIFEST
 from runtime.checkpoint.tensors import StoredTensor
 from runtime.errors import CheckpointError
 
-__all__ = ["Parts", "ReadWeights", "agreed_weights", "read_parts"]
+__all__ = ["Parts", "ReadWeights", "agreed_weights", "digest_parts"]
 
 CONFIG = "config.json"
 EXPERT, LAYER = re.compile(r".+\.experts\.\d+(?=\.)"), re.compile(r".+\.layers\.\d+(?=\.)")
@@ -41,14 +41,12 @@ class ReadWeights(msgspec.Struct, frozen=True):
     experts: Parts
 
 
-def read_parts(
+def digest_parts(
     rank: str, folder: Path, index: Mapping[str, StoredTensor], found: Mapping[str, str], *, has_manifest: bool
 ) -> ReadWeights:
-    """Return one digest for each part that a rank read, combined from the digests `found` of its tensors.
+    """Return the digests of what a rank read, by part (see the module): of tensors, from `found`, and of config.json.
 
-    With a manifest, the only part is the manifest.
-
-    Raises CheckpointError if the manifest or config cannot be read.
+    With a manifest, return only the manifest's digest. Raises CheckpointError if the manifest or config cannot be read.
     """
     if has_manifest:
         return ReadWeights(rank, {MANIFEST: bytes_digest(read_bytes(folder / MANIFEST))}, {})

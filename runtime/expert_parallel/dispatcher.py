@@ -366,7 +366,10 @@ class AllToAllDispatcher:
         return Sizes(sent, received, received_WX)
 
     def rows_by_rank(self, rows_RX: Tensor, is_for_RW: Tensor, num_rows: int) -> Tensor:
-        """Return the rows for each rank, in the order of ranks. A row for several ranks is copied for each."""
+        """Return the rows for each rank, in the order of ranks. A row for several ranks is copied for each.
+
+        `num_rows` is the number of all copies. It is given, so that the CPU does not wait for the device to count.
+        """
         return rows_RX.index_select(0, is_for_RW.T.nonzero_static(size=num_rows)[:, 1])
 
     def rank_mask(self, ranks_RK: Tensor) -> Tensor:

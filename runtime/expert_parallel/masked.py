@@ -107,9 +107,9 @@ class MaskedDispatcher:
         return counts_WM, self.group.all_to_all(room, self._rows_per_rank, self._rows_per_rank)
 
     def _arrival_order(self, counts_WM: Tensor) -> Tensor:
-        """Return the index among the received rows, `[W, M, capacity]`, of each row of the slots, `[M x Z]`.
+        """Return for each row of the slots, `[M * Z]`, where it lies among the received rows, `[W, M, capacity]`.
 
-        In each slot, rows that exist come first, in the order of the ranks that sent them.
+        Z is W * capacity. In each slot, rows that exist come first, in the order of the ranks that sent them.
         """
         place_Z = torch.arange(self.group.size * self.capacity, device=counts_WM.device)
         source_Z, number_Z = place_Z // self.capacity, place_Z % self.capacity

@@ -30,10 +30,10 @@ from runtime.checkpoint import (
     ReadWeights,
     Shard,
     StoredTensor,
+    digest_parts,
     index_tensors,
     open_shards,
     read_manifest,
-    read_parts,
     read_text_model,
     refuse_holes,
 )
@@ -85,7 +85,7 @@ class LoadedWeights:
 
         Raises CheckpointError if a file cannot be read.
         """
-        return read_parts(rank, self.folder, self.index, self.digests, has_manifest=self.has_manifest)
+        return digest_parts(rank, self.folder, self.index, self.digests, has_manifest=self.has_manifest)
 
 
 @torch.no_grad()

@@ -118,7 +118,7 @@ def _num_remainders(schema: Any) -> int:
     values = [value for value in values if value]
     if not values:
         return 0
-    if any(_holds_several(node) for node in nodes):
+    if any(_combines_schemas(node) for node in nodes):
         return _lcm_without_tens(values) * len(values)
     return sum(_lcm_without_tens([value]) for value in values)
 
@@ -139,8 +139,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _holds_several(node: dict[str, Any]) -> bool:
-    """Return whether several parts of the node may apply to one value."""
+def _combines_schemas(node: dict[str, Any]) -> bool:
+    """Return whether a schema combines several subschemas that one value may have to satisfy, such as `allOf`'s."""
     all_of, patterns = node.get("allOf"), node.get("patternProperties")
     return (
         sum(key in node for key in SEVERAL_AT_ONCE) > 1

@@ -57,15 +57,16 @@ def round_to_block_fp8(w: torch.Tensor) -> torch.Tensor:
     """Return `w` [..., rows, columns] rounded to values that block-scaled FP8 can hold, in FP32."""
     rows, columns = w.shape[-2:]
     blocks = pad(w, (0, -columns % BLOCK, 0, -rows % BLOCK)).unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
-    scales = four_bits(blocks.abs().amax((-3, -1), keepdim=True) / ROUNDS_TO_LARGEST).clamp(min=MIN_SCALE)
+    scales = round_scales_down(blocks.abs().amax((-3, -1), keepdim=True) / ROUNDS_TO_LARGEST).clamp(min=MIN_SCALE)
     codes = (blocks / scales).clamp(-LARGEST, LARGEST).to(E4M3).float()
     return (codes * scales).flatten(-2).flatten(-3, -2)[..., :rows, :columns]
 
 
-def four_bits(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` rounded down to 4 significant bits.
+def round_scales_down(x: torch.Tensor) -> torch.Tensor:
+    """Return `x`, the scales of blocks, rounded down to 4 significant bits.
 
-    A scale that is no larger than `x` keeps the largest code at 448.
+    Four bits, because bfloat16 then holds code x scale exactly (see above). Rounded up, a scale might give the block's
+    largest value a code below 448, the largest of e4m3.
     """
     mantissas, exponents = torch.frexp(x)
     return torch.ldexp((mantissas * 16).floor() / 16, exponents)
