@@ -155,7 +155,10 @@ def changed_elsewhere(path: str, reason: str, fix: str) -> CallError:
 
 
 def export_commit(checkout: Checkout, commit: str, scratch: Path) -> Path:
-    """Write a commit's files to a new folder in `scratch`, with git's index and a git folder beside it. Return it."""
+    """Write a commit's files to the new folder `scratch/tree`, and return that folder.
+
+    Its index and its own git folder lie beside it in `scratch`.
+    """
     tree = scratch / "tree"
     for each in (tree, scratch / "apart" / "objects", scratch / "apart" / "refs"):
         each.mkdir(parents=True)

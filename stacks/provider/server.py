@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import grpc
 from pulumi.runtime.proto import provider_pb2_grpc
@@ -26,8 +27,11 @@ ENGINE_CHECK_S = 1.0
 MAX_BYTES = 400 * 1024 * 1024  # of one message; the engine's own limit
 
 
-def serve(make: Callable[[Engine], Servicer]) -> None:
-    """Serve the servicer that `make` returns to the engine at the command line's address, until the engine ends."""
+def serve(make: Callable[[Engine], Servicer]) -> NoReturn:
+    """Serve Pulumi's engine with the servicer from `make` until a signal says to stop, then end the process.
+
+    The engine's address is the command line's argument. A killed engine ends the process, too.
+    """
     parent = os.getppid()
     parser = argparse.ArgumentParser(prog="pulumi-resource-tidemill", description=__doc__, allow_abbrev=False)
     parser.add_argument("engine", help="address of Pulumi's engine")

@@ -44,11 +44,11 @@ def play_day(
     fraction done.
     """
     flow, minutes = _Flow(service), [Minute()]
-    for round_, (fleet, step_s) in enumerate(zip(fleets, (MINUTE_S, STEP_S), strict=True)):
+    for round_, (fleet, slice_s) in enumerate(zip(fleets, (MINUTE_S, STEP_S), strict=True)):
         minutes = [Minute(asked=service.requests_per_day * each) for each in demand]
         load = Load(dict.fromkeys((service.prompts.phase, service.tokens.phase), 0.0))
         for number, minute in enumerate(minutes):
-            load = flow.play(minute, fleet.units_at(number, load), fleet.drain_s, step_s)
+            load = flow.play(minute, fleet.units_at(number, load), fleet.drain_s, slice_s)
             if number % PROGRESS_MINUTES == 0:
                 on_progress((round_ + number / len(demand)) / len(fleets))
     return Curves(minutes)
@@ -83,7 +83,7 @@ class _Flow:
     computing: float = 0.0  # share of time that mixed units spend on prompts
     draining: list[_Draining] = field(default_factory=list)
 
-    def play(self, minute: Minute, changes: Mapping[Phase, UnitCounts], drain_s: float, step_s: float) -> Load:
+    def play(self, minute: Minute, changes: Mapping[Phase, UnitCounts], drain_s: float, slice_s: float) -> Load:
         """Simulate one minute and record it in `minute`. Return the share of each phase's capacity that is in use."""
         first, rest = self.service.prompts, self.service.tokens
         minute.nodes_on = sum(each.nodes_on for each in changes.values())
@@ -96,10 +96,10 @@ class _Flow:
             changes[first.phase].serving,
         )
         self._switch(minute, changes[rest.phase], drain_s)
-        for _ in range(round(MINUTE_S / step_s)):
-            finished = self._compute_prompts(minute, groups, minute.asked * step_s / MINUTE_S, step_s)
-            self._make_tokens(minute, groups.tokens, finished, step_s)
-            self._drain(minute, step_s)
+        for _ in range(round(MINUTE_S / slice_s)):
+            finished = self._compute_prompts(minute, groups, minute.asked * slice_s / MINUTE_S, slice_s)
+            self._make_tokens(minute, groups.tokens, finished, slice_s)
+            self._drain(minute, slice_s)
         if first.phase == rest.phase:
             return Load({rest.phase: max(min(minute.prompt_busy, minute.prompt_load), minute.kv_used)})
         return Load({first.phase: minute.prompt_busy, rest.phase: minute.kv_used})
@@ -119,8 +119,8 @@ class _Flow:
         self.steps += lost * again / self.service.request.computed * self._steps_per_prompt
         self.requests -= kept + lost
 
-    def _compute_prompts(self, minute: Minute, groups: _GroupCounts, asked: float, step_s: float) -> float:
-        """Admit some of the `asked` new requests and compute prompts for `step_s` seconds.
+    def _compute_prompts(self, minute: Minute, groups: _GroupCounts, asked: float, slice_s: float) -> float:
+        """Admit some of the `asked` new requests and compute prompts for `slice_s` seconds.
 
         Return how many prompts finish.
         """
@@ -133,9 +133,9 @@ class _Flow:
             minute.prompt_busy, minute.prompt_wait, minute.prompt_load = 0.0, inf, inf
             self.steps = steps
         elif self.service.turns is None:
-            self.steps = min(self._compute_steps(minute, groups.prompts, arrivals / step_s, step_s), steps)
+            self.steps = min(self._compute_steps(minute, groups.prompts, arrivals / slice_s, slice_s), steps)
         else:
-            self.steps = min(self._take_turns(minute, self.service.turns, groups, arrivals / step_s, step_s), steps)
+            self.steps = min(self._take_turns(minute, self.service.turns, groups, arrivals / slice_s, slice_s), steps)
         finished = prompts * (1 - self.steps / steps) if steps else 0.0
         self.prompts = minute.queued_prompts = prompts - finished
         minute.prompts += finished
@@ -147,20 +147,20 @@ class _Flow:
         turns, side = self.service.turns, self.service.prompts
         return turns.pieces_per_prompt if turns else self.service.request.computed / side.step_tokens
 
-    def _compute_steps(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> float:
-        """Let each group compute prompts for `step_s` seconds. Return the number of steps left, over all groups.
+    def _compute_steps(self, minute: Minute, groups: int, arrivals: float, slice_s: float) -> float:
+        """Let `groups` attention groups compute prompts for `slice_s` seconds, and write load and wait into `minute`.
 
-        `arrivals` is in steps a second, over all groups.
+        Return how many prefill steps of all groups are still to do. `arrivals` is in steps a second, over all groups.
         """
         minute.prompt_seconds = seconds = self.service.prompts.step_seconds
-        each = next_steps(self.steps / groups, arrivals / groups, 1 / seconds, step_s)
+        each = next_steps(self.steps / groups, arrivals / groups, 1 / seconds, slice_s)
         minute.prompt_busy = busy = busy_share(each)
         minute.prompt_wait = (each - busy) / busy * seconds if busy else 0.0
         minute.prompt_load = arrivals / groups * seconds
         return each * groups
 
-    def _take_turns(self, minute: Minute, turns: Turns, groups: _GroupCounts, arrivals: float, step_s: float) -> float:
-        """Let mixed units alternate between prompts and tokens for `step_s` seconds.
+    def _take_turns(self, minute: Minute, turns: Turns, groups: _GroupCounts, arrivals: float, slice_s: float) -> float:
+        """Let mixed units alternate between prompts and tokens for `slice_s` seconds.
 
         Return the number of prompt pieces left.
 
@@ -168,14 +168,14 @@ class _Flow:
         """
         units, batch = groups.units, min(self.requests / groups.tokens, self.service.tokens.max_requests)
         token_step_seconds = self.service.tokens.step_seconds(batch)
-        turn = next_pieces(turns, self.steps / units, arrivals / units, token_step_seconds, step_s)
+        turn = next_pieces(turns, self.steps / units, arrivals / units, token_step_seconds, slice_s)
         minute.prompt_seconds, minute.prompt_busy, minute.prompt_wait = turn.seconds, turn.busy, turn.mean_wait_s
         minute.prompt_load = arrivals / units / turns.rate(-1, token_step_seconds)
         self.computing = turn.computing
         return turn.pieces * units
 
-    def _make_tokens(self, minute: Minute, groups: int, arrivals: float, step_s: float) -> None:
-        """Make tokens for `step_s` seconds for requests with a place. Mixed units pause while they compute prompts.
+    def _make_tokens(self, minute: Minute, groups: int, arrivals: float, slice_s: float) -> None:
+        """Make tokens for `slice_s` seconds for requests with a place. Mixed units pause while they compute prompts.
 
         `arrivals` is the number of requests whose prompts have just been finished.
         """
@@ -184,7 +184,7 @@ class _Flow:
         if not groups:
             minute.requests, minute.kv_used, minute.queued_requests = 0.0, 0.0, self.requests
             return
-        own = share * step_s
+        own = share * slice_s
         each = min(next_requests(side, before / groups, arrivals / groups / own, output, own), self.requests / groups)
         minute.tokens += (self.requests - each * groups) * output
         self.requests = each * groups
@@ -193,15 +193,15 @@ class _Flow:
         minute.kv_used = batch * self.service.request.kv / side.kv_room
         minute.tpot = side.seconds(batch) / share * (each / batch if batch else 1.0)
 
-    def _drain(self, minute: Minute, step_s: float) -> None:
-        """Make tokens for the requests of draining units for `step_s` seconds.
+    def _drain(self, minute: Minute, slice_s: float) -> None:
+        """Make tokens for the requests of draining units for `slice_s` seconds.
 
         Count the requests cut at a drain's end.
         """
         for each in self.draining:
-            left = next_requests(self.service.tokens, each.requests, 0.0, self.service.request.output, step_s)
+            left = next_requests(self.service.tokens, each.requests, 0.0, self.service.request.output, slice_s)
             minute.tokens += (each.requests - left) * each.groups * self.service.request.output
-            each.requests, each.seconds = left, each.seconds - step_s
+            each.requests, each.seconds = left, each.seconds - slice_s
             if not minute.token_units:  # if units serve, `_make_tokens` has set `tpot`
                 minute.tpot = self.service.tokens.seconds(left)
             if each.seconds <= 0:

@@ -178,7 +178,7 @@ class _Loop:
             tokens = self._units.tokens[name]
             tokens.pause(now, seconds)
             self._schedule_change(now, name)
-            turn = max(tokens.turn_seconds, seconds)
+            turn = max(tokens.step_seconds, seconds)
         if seconds:
             self.result.prompt_busy_s += seconds
             self._schedule(now + turn, self._end_prompts, name)

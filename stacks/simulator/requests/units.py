@@ -161,12 +161,15 @@ class TokenUnit:
 
     @property
     def token_seconds(self) -> float:
-        """The seconds between two tokens of a request at the present load."""
+        """The mean seconds between two tokens of a request at the present load, pauses for prompts included."""
         return self._token_s + self._pause_s
 
     @property
-    def turn_seconds(self) -> float:
-        """The seconds from one decode step to the next at the present load, pauses for prompts included."""
+    def step_seconds(self) -> float:
+        """The seconds from one decode step to the next.
+
+        A step makes several tokens of a request if drafts are accepted.
+        """
         return self._tokens_per_step * self.token_seconds
 
     def advance(self, now: float) -> None:
