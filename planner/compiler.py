@@ -95,9 +95,10 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
 
 
 def compile_again(plan: Plan, choice: Choice, calibration: "Calibration | None", *, has_figures: bool) -> Plan:
-    """Return a plan with its own nodes and maps, however uneven, compiled again under what the spec of `choice` says.
+    """Return `plan` compiled again under the spec of `choice`, with the nodes and maps that it has, however uneven.
 
-    It gets all figures, or those of its demand alone. Raises Unknown if something else would be deployed.
+    With `has_figures` the result has all figures, else only those of the day's demand. Raises Unknown if the new plan
+    would deploy something else than `plan`.
     """
     spec = choice.spec
     again = Compiled(spec.document, plan, calibration, keeps_maps=True, known=spec, choice=choice)

@@ -139,7 +139,7 @@ class Candidate:
 
     @property
     def missed_promises(self) -> tuple[Finding, ...]:
-        """Warnings about predicted speeds, beside what is promised and asked for."""
+        """Warnings about promises and traffic that predicted speeds do not meet, and about overlap that costs time."""
         return findings_at(self, "predicted")
 
     @cached_property
@@ -227,7 +227,7 @@ class Candidate:
         return self.cost_with(self.spec, self.most_per_node)
 
     def cost_with(self, spec: Spec, most_per_node: Mapping[Phase, float]) -> "Cost | None":
-        """Return a day's cost and income for the candidate's units, under another `spec` or at other maximum rates."""
+        """Return a day's cost and income of the units, with another `spec` or rates; None if it has no `cost`."""
         from planner.cost.cost import estimate_cost
 
         return estimate_cost(spec, self.schedule, self.units, most_per_node)
@@ -260,7 +260,7 @@ class Candidate:
         return predict_at_load(outlook, most_requests(self.spec, self.memory, outlook), times)
 
     def predict_with(self, phase: Phase, change: Change) -> "Prediction | None":
-        """Predict a phase under a `change` of the spec, with the candidate's expert map."""
+        """Predict a phase under a `change` of the spec, with its present expert map; None if its speed is unknown."""
         from planner.estimate.performance import predict_phases
 
         tried, layouts = change_spec(self.resolved, change), [each for each in self.layouts if each.phase == phase]

@@ -107,7 +107,7 @@ def show_progress(work: str) -> Iterator[Callable[[str, float], None]]:
 
 
 def require_output(path: Path, arguments: argparse.Namespace, read: Iterable[Path] = ()) -> None:
-    """Require that a call may write to `path`, which it may not read too. Call it before computing the content.
+    """Require that a call may write to `path`, and reads no input there. Call it before computing the content.
 
     Raises CallError for a file that `arguments` name as input, or that is in `read`, and as `require_writable`.
     """

@@ -41,7 +41,7 @@ def report_failures(spec: ResolvedSpec, units: Sequence[Unit]) -> dict[Phase, di
 def recovery_s(spec: Spec) -> float:
     """Return the seconds from a node's loss until its unit serves again on a spare.
 
-    They are the seconds of a warm-up.
+    The unit starts anew there, so these are the seconds of a warm-up.
     """
     usual = read_seconds(ScheduleSpec.model_fields["warm_up"].default) or 0.0
     return usual if spec.schedule is None else spec.schedule.warm_up

@@ -80,7 +80,10 @@ def _output_tokens(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any])
 
 
 def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | None) -> OperatingPoint:
-    """Return the operating point from the spec's `numbers`, with each `auto` set to what limits and memory allow."""
+    """Return the operating point from the spec's `numbers`, with each `auto` set to what limits and memory allow.
+
+    `numbers` is changed.
+    """
     if numbers.get("step_tokens", AUTO) == AUTO:
         numbers["step_tokens"] = section.max_batch_tokens
     if "cache_read_rate" in numbers:

@@ -105,10 +105,7 @@ def _meets_constraints(problem: Problem, slots_LGS: Ints, keeps_groups_whole: bo
 
 
 def _num_matched_nodes(problem: Problem, within_nodes: bool) -> int:
-    """Return into how many parts renumbering divides the GPUs, each of which stays together.
-
-    The parts are the nodes; or one part with all GPUs, if any two GPUs may be swapped.
-    """
+    """Return the number of parts inside which renumbering may swap GPUs: the nodes, or 1 if it may swap any two."""
     return problem.sizes.num_nodes if within_nodes or problem.split != "equal" else 1
 
 

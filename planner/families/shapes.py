@@ -69,13 +69,16 @@ class Shapes(BaseModel):
         return [True] * self.num_hidden_layers
 
     def contradiction(self) -> str | None:
-        """Explain a contradiction among the family's own keys, or return None. Lists have the right lengths by then."""
+        """Explain a contradiction among the family's own keys, or return None.
+
+        Called only if all lists have the right lengths.
+        """
         return None
 
     def planning_obstacle(self) -> str | None:
         """Return the reason why the planner cannot plan these shapes; None if it can.
 
-        The shapes have been found consistent before.
+        Called only for shapes without contradictions.
         """
         if not any(layer.attention.kv(1).entry_bytes for layer in self.layers()):
             return "no layer keeps KV of all tokens, by which memory for them is planned"

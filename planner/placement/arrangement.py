@@ -36,7 +36,7 @@ class Arrangement:
     def shift(self, unit: int, source: int, target: int, count: int) -> None:
         """Move `count` nodes of `unit` from the cell `source` to the cell `target`.
 
-        The target may hold more nodes than it has until the next shift.
+        An exchange takes two shifts, so the target may hold more nodes than it has until the second one.
         """
         self._add(unit, source, -count)
         self._add(unit, target, count)
@@ -56,9 +56,9 @@ class Arrangement:
     def rating(self) -> tuple[int, ...]:
         """Return the sort key of the placement; lower is better: the counts, then crowding, then moves.
 
-        Crowding tells how much units that should not be lost together share racks. Crowding falls before the worst loss
-        falls. Moves alone never justify a step. If cells are whole leaves, the crowding of leaves stands for that of
-        racks.
+        Crowding tells how much units that should not be lost together share racks. Single steps lower it, where the
+        worst loss falls only after several. Moves alone never justify a step. If cells are whole leaves, the crowding
+        of leaves stands for that of racks.
         """
         racks = self._racks_at_risk
         crowded = racks or self._leaves

@@ -41,7 +41,7 @@ def expected_sections(candidate: Candidate) -> dict[str, Any]:
 
 
 def demand_sections(candidate: Candidate) -> dict[str, Any]:
-    """Return each phase's load on a usual day, and the cache that this takes; None for each that nobody knows."""
+    """Return the sections on each phase's load on a usual day and on the prefix cache; None for one that is unknown."""
     loads = {each.phase: each for each in candidate.demand_on(None)}
     return {"demand": loads or None, "kv_cache": _kv_cache(candidate)}
 

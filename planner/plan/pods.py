@@ -34,7 +34,7 @@ def uses_multinode_nvlink(spec: Spec, unit: Unit) -> bool:
 
 
 def _devices(spec: Spec, phase: Phase) -> tuple[str | None, bool]:
-    """Return the Kubernetes resource of the phase's GPUs, and whether NVLink joins the nodes of a unit."""
+    """Return (the Kubernetes resource of the phase's GPUs or None, whether NVLink joins the nodes of a unit)."""
     name, own = spec.gpu_name(phase), spec.cluster.gpu
     if isinstance(own, str) or own.name != name:
         gpu = GPUS.get(name)

@@ -210,7 +210,10 @@ def _launch_documents(kept: KeptFacts, digests: Mapping[Phase, str]) -> dict[str
 
 
 def _checkpoint(spec: Spec, inputs: Mapping[str, str]) -> LaunchDocument | None:
-    """Return the checkpoint with its digests, which the spec gives or which are those of files that the spec names."""
+    """Return the checkpoint with its digests; None if the spec has no checkpoint.
+
+    The spec gives the digests, or they are those of files that the spec names.
+    """
     if spec.checkpoint is None:
         return None
     keys, files = ("config_digest", "weights_digest"), _checkpoint_files(spec)

@@ -24,7 +24,7 @@ def as_run(plan: Plan) -> Plan:
 
 
 def _demand(plan: Plan) -> dict[Phase, Demand] | None:
-    """Return each phase's load with all units on, from the rates that a unit has in the scheduled day."""
+    """Return each phase's load with all units on, from a unit's rates in the scheduled day; None if unknown."""
     if plan.demand is None or plan.spec.traffic is None:
         return None
     num_units = {phase: len(plan.units_of(phase)) for phase in plan.demand}
@@ -34,7 +34,7 @@ def _demand(plan: Plan) -> dict[Phase, Demand] | None:
 
 
 def _cost(plan: Plan, always_on: Plan) -> Cost | None:
-    """Return the cost and income of the day with all units on, and of its what-if cases."""
+    """Return the cost and income of the day with all units on, and of its what-if cases; None without a `cost`."""
     most = {
         phase: rate / plan.phases[phase].nodes_per_unit
         for phase, rate in _rates_of_a_unit(plan, "most_tokens_per_s").items()

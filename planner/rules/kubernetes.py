@@ -65,7 +65,7 @@ def tidemill_image_is_given(c: ValidValues) -> Iterator[Finding]:
 def heal_conditions_mean_faults(c: ValidValues) -> Iterator[Finding]:
     """Reject `Ready` among the heal conditions.
 
-    A healthy node has it, and of a node that is not ready Kubernetes itself ends the pods.
+    A healthy node has that condition, and Kubernetes itself ends the pods of a node that is not ready.
     """
     conditions: Sequence[str] = c["kubernetes.controller.heal.conditions"]
     for index, kind in enumerate(conditions):

@@ -154,7 +154,7 @@ def limit(path: str, must: str, reason: str, fix: Fix | str, is_broken: Callable
 
 
 def report_no_effect(where: str, reason: str, path: str, value: Any = None, fix: Fix | str | None = None) -> Finding:
-    """Return the finding that the value at `path` has no effect. `where` completes the sentence.
+    """Return the finding that the value at `path` has no effect. `where` ends the sentence `has no effect ...`.
 
     A field without an effect is an error, since a user who writes a field expects an effect and would get a plan
     that was not intended. The fix is to remove the field, unless `fix` is given.

@@ -25,9 +25,9 @@ SCHEDULE_OPTIONS = tuple(each for fields in AUTO_OPTIONS.values() for each in fi
 
 
 def reset_spent_options(data: Mapping[str, Any], autos: frozenset[str]) -> dict[str, Any]:
-    """Return a spec's `data` in which options that only the decision of an `auto` field reads have their defaults.
+    """Return a spec's `data` with defaults in place of options that served only to decide `auto` fields.
 
-    `autos` are the fields that were `auto` and are decided now.
+    `autos` are the paths that were `auto` and are decided now.
     """
     spent = [field for decided, fields in AUTO_OPTIONS.items() if autos & {"schedule", decided} for field in fields]
     there = [field for field in spent if (data.get(field.split(".")[0]) or {}).get(field.split(".")[1]) is not None]

@@ -183,7 +183,7 @@ def _unit_rates(search: "LayoutSearch | None", decisions: Sequence[Decision]) ->
 def _decide_prefill_requests(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     """Return (spec, decisions), where `auto` requests of a prefill rank became as many as its KV has room for.
 
-    They do not change its speed.
+    Prefill computes prompts one after another, so the number does not change its speed, and memory alone decides.
     """
     if "prefill" not in spec.phases or not is_auto(spec.phase("prefill"), "max_requests"):
         return spec, []

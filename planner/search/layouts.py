@@ -80,8 +80,8 @@ class LayoutSearch:
 def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> tuple[LayoutSearch | None, list[Decision]]:
     """Return (the best layouts, a decision for each `auto` that they decide).
 
-    The layouts are None if memory alone decides, or if nothing fits even without an SLO. Sizes that do not fit are
-    those of the largest units that were tried: rules say what is missing.
+    The layouts are None if memory alone decides, or if nothing fits even without an SLO. If nothing
+    fits, the decisions are the sizes of the largest units that were tried, for which rules say what is missing.
 
     The layouts fill the nodes or, with a `demand`, serve it on the fewest nodes. If the cluster has too few nodes,
     return the layouts of the smallest sufficient cluster: placement then says how many nodes are missing.
@@ -178,7 +178,10 @@ def _search_fleet(
 
 
 def _try_layouts(spec: ResolvedSpec, phase: Phase, nodes: range, balance: ReplicaBalance | None) -> Outcomes:
-    """Return the outcomes of the layouts of `phase`. By memory alone, units must hold all requests if any unit does."""
+    """Return the outcomes of the layouts of `phase`.
+
+    Without a `balance` memory alone decides: if some unit holds all requests at full length, others are rejected.
+    """
     if balance is None:
         found = list(try_layouts(spec, phase, nodes, balance, at_full_length=True))
         if _accepted(found):

@@ -181,7 +181,7 @@ class _Reader:
         return data
 
     def read_value(self, event: yaml.Event, events: Iterator[yaml.Event], path: str, depth: int) -> Any:
-        """Return the value at `path` that starts with `event`, and consume its other events."""
+        """Consume and return the value at `path` that starts with `event`, and record where the file has it."""
         self.count_value(event, path)
         self.refuse_what_hides_values(event, path)
         if depth > MAX_DEPTH:
@@ -202,7 +202,7 @@ class _Reader:
         return _scalar(event)
 
     def read_mapping(self, events: Iterator[yaml.Event], path: str, depth: int) -> dict[str, Any]:
-        """Return the mapping at `path`, whose start event has been consumed."""
+        """Consume and return the mapping at `path` after its start event, and record where the file has its keys."""
         result: dict[str, Any] = {}
         for event in events:
             if isinstance(event, yaml.MappingEndEvent):
