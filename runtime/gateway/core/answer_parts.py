@@ -162,7 +162,7 @@ class AnswerReader:
         return ()
 
     def _read_call_name(self) -> Sequence[AnswerPart]:
-        """Return the call's first piece, with its name, as one part; empty while the name is incomplete."""
+        """Take the call's name from the text, and return it as the call's first piece; empty while it is incomplete."""
         kind, separator, rest = self._text.partition(SEPARATOR)
         name, arguments = kind, rest
         if self._form.tool_calls == "fenced":

@@ -82,7 +82,7 @@ class StopMatcher:
         return pending
 
     def _advance(self, character: str) -> int:
-        """Return the length of the longest stop string that this character completes; 0 if none."""
+        """Follow all stop strings by one character. Return the length of the longest that it completes; 0 if none."""
         complete = 0
         for number, (stop, shorter) in enumerate(self._stops):
             matched = self._num_matched[number]

@@ -213,7 +213,7 @@ class Choice:
     def _read_parts(self, text: str) -> Sequence[AnswerPart] | None:
         """Return the parts of the text; None for a plain answer.
 
-        A finished choice with tool calls ends with "tool_calls".
+        Set the finish reason to "tool_calls" once a choice with tool calls has stopped.
         """
         if self._reader is None:
             return None

@@ -106,7 +106,7 @@ class ResumableRequest:
     def end(self, *, answered: bool = False) -> None:
         """End the request wherever it is. A second call does nothing.
 
-        `answered` says that its answer ended at a stop string. Its ranks do not know then that it has ended.
+        `answered` says that the answer ended at a stop string. Ranks know no stop strings, so they are still at work.
         """
         self._has_ended = True
         self._clock.end(answered=answered)

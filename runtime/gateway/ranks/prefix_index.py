@@ -89,7 +89,7 @@ class PrefixIndex:
         return self._hashes_RBW.nbytes + self._used_RBW.nbytes
 
     def add_rank(self) -> int:
-        """Return a free row of the index for a new rank. If there is none, double the rows.
+        """Take a free row of the index for a new rank, and return its number. If there is none, double the rows.
 
         If that takes too much memory, start empty, with fewer blocks for each rank.
         """

@@ -151,7 +151,7 @@ def choose_embedding_rank(
 def room(ranks: Sequence[RankLoad], size: RequestSize) -> int | None:
     """Return how many more requests of at most this size the ranks take; None if a phase has no ready unit.
 
-    Only the room at the ranks for the later tokens counts, since they hold a request's latents to its end.
+    Only the room at the ranks for the later tokens counts, since they hold a request's KV to its end.
     """
     first, rest = _split_by_role(ranks)
     if not first or not rest:

@@ -107,9 +107,8 @@ class ServedWeights:
 def restart_hint(rank: Rank) -> str:
     """Return the name of the rank's unit and the commands that restart it.
 
-    The unit restarts as a whole if one of its processes ends.
-
-    The first pod of a unit has the unit's name plus `-0`, whether a LeaderWorkerSet or a StatefulSet makes it.
+    To end one process or pod is enough, because a unit restarts as a whole. The first pod of a unit has the unit's name
+    plus `-0`, whether a LeaderWorkerSet or a StatefulSet makes it.
     """
     unit = rank.hello.unit
     return f"{unit} again (here: kill {rank.hello.pid}; in a cluster: kubectl delete pod {unit}-0)"
