@@ -97,7 +97,7 @@ def say(sentence: str) -> None:
 
 
 def _pieces(shard: Shard | None, manifest: Manifest | None) -> Sequence[_Piece]:
-    """Return the pieces of a file, header and tensors in order; none if there is no manifest."""
+    """Return the pieces of a file, header and tensors in order; none without a manifest to compare them with."""
     if shard is None or manifest is None:
         return ()
     expected = manifest.files[shard.path.name]

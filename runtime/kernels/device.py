@@ -231,7 +231,10 @@ class CudaRecorder:
         self._pool, self._device = torch.cuda.graph_pool_handle(), device
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Capture this thread's launches; other threads may go on. Raises RuntimeError if one cannot be captured."""
+        """Return the graph of this thread's launches, and its result; other threads may go on.
+
+        Raises RuntimeError if a launch cannot be captured.
+        """
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

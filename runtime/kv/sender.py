@@ -202,7 +202,7 @@ class KvSender:
         return _Connection(host, port, None if self._agent is None else self._meet)
 
     def _meet(self, host: str, port: int, description: str) -> Peer:
-        """Return the NIXL peer of the decode rank that listens at this address now."""
+        """Return the NIXL peer of the decode rank that listens at this address now, and forget an earlier one."""
         assert self._agent is not None
         known = self._peers.get((host, port))
         if known is None or known.description != description:

@@ -48,7 +48,7 @@ class CapturedSteps:
         self._steps = {size: self._record(size, recorder) for size in reversed(captured_sizes(max_requests))}
 
     def next_logits(self, decoding: Sequence[Chunk]) -> Tensor:
-        """Return the logits of each request, [B, vocab], in memory that the next step overwrites."""
+        """Replay these requests' step. Return their logits, [B, vocab], in memory that the next step overwrites."""
         size = min(size for size in self._steps if size >= len(decoding))
         step = self._steps[size]
         self._inputs.write([decoding[number % len(decoding)] for number in range(size)])

@@ -243,7 +243,7 @@ def _num_tokens(chunks: Sequence[Chunk]) -> int:
 def _row_function(module: nn.Module) -> Callable[[Tensor], Any] | None:
     """Return the function by which the module computes rows independently; None if it does not.
 
-    The last dimension of the module's first parameter is a row's size.
+    For these modules the last dimension of the first parameter is the size of a row, which `row_functions` needs.
     """
     match module:
         case Linear() | Fp8Linear() | RmsNorm() | GatedMlp() | Gate():

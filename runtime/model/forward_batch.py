@@ -49,7 +49,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 def cut(chunks: Sequence[Chunk], num_tokens: int) -> tuple[list[Chunk], list[Chunk]]:
-    """Split the chunks after `num_tokens` tokens. A chunk that lies across the cut becomes two."""
+    """Return the chunks of the first `num_tokens` tokens, and the rest. A chunk across the cut becomes two."""
     before, after = [], []
     for chunk in chunks:
         number = min(num_tokens, len(chunk.token_ids))

@@ -72,7 +72,7 @@ class FrameReader(Generic[Message]):
         return None if head is None else (head[0], await self.read_payload(head[1]))
 
     async def read_header(self, max_bytes: int = MAX_HEADER_BYTES) -> tuple[Message, int] | None:
-        """Return the next message, whose header has at most `max_bytes`, and its payload's size.
+        """Return (next message, its payload's size), or None if the peer closed. The header has at most `max_bytes`.
 
         The caller must read the payload before it reads the next message.
         """
@@ -92,7 +92,7 @@ class FrameReader(Generic[Message]):
     async def read_first(self, name: str, timeout_s: float) -> Message:
         """Return the message that begins a connection. This message is short and has no payload.
 
-        Raises WireError if it does not come in time; the error calls it `name`.
+        Raises WireError, which calls the message `name`, if the message does not come in time.
         """
         assert self._max_payload_bytes == 0
         try:

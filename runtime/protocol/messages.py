@@ -133,7 +133,7 @@ class Hello(_Message):
         return msgspec.structs.replace(self, kv_digest=said)
 
     def loaded_digests(self) -> tuple[str, str | None]:
-        """Return the KV digest and the tokenizer's digest that `add_loaded_digests` put together."""
+        """Return (KV digest, tokenizer's digest or None), which `add_loaded_digests` has put together."""
         kv_digest, _, tokenizer_digest = self.kv_digest.partition(" ")
         return kv_digest, tokenizer_digest or None
 

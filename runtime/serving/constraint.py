@@ -44,7 +44,8 @@ class Constraints:
     def allowed_tokens(self, request: Request) -> Tensor | None:
         """Return whether each token may come next, `[vocab_size]`; None if all may.
 
-        Raises RequestFailure if the schema cannot be followed.
+        The request's matcher is made at its first call, and follows the tokens generated since. Raises
+        RequestFailure if the schema cannot be followed.
         """
         if request.sampling.json_schema is None:
             return None

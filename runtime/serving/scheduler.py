@@ -113,7 +113,7 @@ class Scheduler:
         return crowded_out
 
     def schedule(self) -> Batch:
-        """Return the next step's work, which may be empty."""
+        """Admit waiting requests as far as there is room, and return the next step's work, which may be empty."""
         self._fence_saves()
         if self._fetches is not None:
             finished = self._fetches.take_finished()

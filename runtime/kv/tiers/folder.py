@@ -180,7 +180,7 @@ def _open_nameless(folder: int) -> int | None:
 
 
 def _write_and_rename(root: int, folder: int, leaf: str, parts: Sequence[bytes | memoryview]) -> bool:
-    """Write a file in `partial/` and rename it to `leaf`, replacing a file of that name. Return True."""
+    """Write a file in `partial/` and rename it to `leaf`. Always return True, since a file of that name is replaced."""
     partial = secrets.token_hex(16)
     with open_below(root, PARTIAL, create=True) as partials:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
