@@ -310,7 +310,7 @@ def _describe_unmet_demand(situation: Situation, wanted: Sequence[str], force: F
 
 
 def _next_change(situation: Situation, now: float) -> NextChange | None:
-    """Return the first change of the day's state after `now`.
+    """Return the first change of the day's state after `now`; None if there is none within `LOOK_AHEAD_S`.
 
     A day at a time is searched, since most days have a change.
     """

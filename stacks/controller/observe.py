@@ -247,9 +247,9 @@ def _is_late(unit: Manifest, spec: Mapping[str, Any], now: float) -> bool:
 
 
 def _are_recorded(deployment: Manifest, units: Sequence[LiveUnit]) -> bool:
-    """Return whether the deployment's status has all units that run with an older template: the last look found them.
+    """Return whether the last look, by the deployment's status, had found all units that run with an older template.
 
-    A tool applies objects one by one, so more may come with those that are new.
+    If it had not, units must wait to restart: a tool applies objects one by one, so more of them may become outdated.
     """
     changes = (deployment.get("status") or {}).get("changes") or []
     left = {each["name"] for change in changes[-1:] for each in change["left"]}

@@ -129,6 +129,6 @@ def _delete_companions(follower: Follower, deployment: Manifest, unit: str) -> b
 
 
 def _revision(live: Manifest) -> tuple[str | None, str | None]:
-    """Return (unit, hash of the template) of a pod or a revision, from its labels."""
+    """Return (unit, hash of the template) of a pod or a revision, from its labels; None for a missing label."""
     labels = live["metadata"].get("labels") or {}
     return labels.get(SET_LABEL), labels.get(REVISION_LABEL)

@@ -191,7 +191,7 @@ def _list_files(tree: Path, paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def commit_folder(checkout: Checkout, tree: Path, heads: Heads, paths: Sequence[Path], title: str) -> str | None:
-    """Commit `paths` of an exported folder onto `heads.base`. Return the commit; None if nothing differs from that."""
+    """Commit `paths` of an exported folder onto `heads.base`. Return the commit; None if it would change nothing."""
     require_no_filter(checkout, tree, paths)
     apart = _environment_apart(checkout, tree)
     run_git("add", ["--all", "--force", "--", *map(str, paths)], tree, more=apart)
@@ -247,7 +247,7 @@ def list_entries(checkout: Checkout, commit: str, paths: Sequence[Path]) -> str:
 
 
 def push_commit(checkout: Checkout, repository: Repository, commit: str, branch: str, tip: str | None) -> None:
-    """Push `commit` to the remote's `branch`. Raises GitError if that is no longer at `tip` (None: does not exist)."""
+    """Push `commit` to the remote's `branch`. Raises GitError if the branch is not at `tip` (None: does not exist)."""
     ref = f"refs/heads/{branch}"
     words = [f"--force-with-lease={ref}:{tip or ''}", repository.address, f"{commit}:{ref}"]
     run_git("push", words, checkout.root, repository)

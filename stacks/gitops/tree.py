@@ -12,7 +12,7 @@ GIT = ".git"  # Git's own folder; some file systems read `.GIT` as that
 def list_files(folder: Path) -> Iterator[Path]:
     """Yield each file and each link below `folder`, and each folder that cannot be listed. Git's own are left out.
 
-    A link is never followed, so nothing tells whether it leads anywhere.
+    No link is followed, and a link to nowhere is yielded like any other.
     """
     left = [folder]
     while left:

@@ -113,7 +113,7 @@ def _nodes_down(api: Api) -> tuple[Set[str], str | None]:
 def _maps_in_service(plan: Plan, api: Api) -> Mapping[str, Mapping[str, str]]:
     """Return unit -> the digests of the plan's map and of the map in service, and why the two differ.
 
-    The controller has read them. Empty if units keep their maps.
+    All are from the controller's status; empty if units keep their maps.
     """
     if plan.kubernetes.controller is None or plan.live_maps is None:
         return {}

@@ -206,7 +206,7 @@ class TokenUnit:
         return done
 
     def next_change(self, now: float) -> float | None:
-        """Return the time of the next change: a request ends, or the step time is due for another look-up.
+        """Look the step time up, and return the time of the next change: a request's end, or the next look-up.
 
         None if no request gets tokens.
         """
