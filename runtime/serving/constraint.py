@@ -44,7 +44,7 @@ class Constraints:
     def allowed_tokens(self, request: Request) -> Tensor | None:
         """Return whether each token may come next, `[vocab_size]`; None if all may.
 
-        The request's matcher is made at its first call, and follows the tokens generated since. Raises
+        At a request's first call its matcher is made, which then follows the generated tokens. Raises
         RequestFailure if the schema cannot be followed.
         """
         if request.sampling.json_schema is None:
