@@ -36,7 +36,7 @@ from planner.engines.edge import ROUTER_ADDRESS, ROUTER_PORT, make_edge
 from planner.engines.own_options import attention_options, own_options
 from planner.engines.routers import discovery_options, health_check_options
 from planner.engines.sglang import captured_batches
-from planner.facts.engine_models import ENGINE_MODELS, moves_form
+from planner.facts.engine_models import ENGINE_MODELS, can_move_experts
 from planner.facts.engines import ENGINES
 from planner.facts.exchange import queue_variables
 from planner.facts.quantisation import KvDtype, kv_dtype
@@ -96,7 +96,7 @@ def unit_container(spec: Spec, unit: Unit, known: PhaseFacts, image: str) -> Con
     """Return the container that runs vLLM in each pod of `unit`."""
     version = spec.engine_version or ""
     phase, model = spec.phase(unit.phase), ENGINE_MODELS["vllm"][version][known.model_type]
-    moves_experts = model.replicas and moves_form("vllm", version, phase.precision, known.other_method)
+    moves_experts = model.replicas and can_move_experts("vllm", version, phase.precision, known.other_method)
     options = (
         *_model(spec, phase, known),
         ("--host", POD_ADDRESS),

@@ -50,7 +50,7 @@ def draw_loads(alpha: float, seed: int, num_layers: int, num_experts: int, num_g
         uniform = [[generator.random() for _ in range(num_experts)] for _ in range(num_layers)]
         return _loads([alpha] * num_layers, uniform)
     alphas = _alphas(generator, alpha, num_layers)
-    return _loads(alphas, _uniform(_hot_together(generator, num_layers, num_experts, num_groups)))
+    return _loads(alphas, _uniform(_correlated_normals(generator, num_layers, num_experts, num_groups)))
 
 
 def popularity(uniform: float, alpha: float) -> float:
@@ -65,7 +65,7 @@ def _alphas(generator: random.Random, alpha: float, num_layers: int) -> list[flo
     return [max(alpha + ALPHA_SPREAD * _normal(generator), 0.0) for _ in range(num_layers)]
 
 
-def _hot_together(generator: random.Random, num_layers: int, num_experts: int, num_groups: int) -> Normals:
+def _correlated_normals(generator: random.Random, num_layers: int, num_experts: int, num_groups: int) -> Normals:
     """Return normal variables, `[layers][experts]`, correlated inside groups of consecutive experts."""
     layers = []
     for _ in range(num_layers):

@@ -134,7 +134,7 @@ MOVED_FORMS: Mapping[EngineName, Mapping[str, Mapping[Precision, Mapping[str | N
 }
 
 
-def moves_form(engine: EngineName, version: str, precision: Precision, other_method: str | None) -> bool:
+def can_move_experts(engine: EngineName, version: str, precision: Precision, other_method: str | None) -> bool:
     """Return whether the engine can move experts whose weights are in `precision` from GPU to GPU.
 
     `other_method` is the checkpoint's quant_method if that is not the usual one of the precision.

@@ -132,17 +132,17 @@ class MemoryPlan:
     def kv_tokens(self) -> int:
         """Return how many tokens of KV fit, in whole pages, and at most `max_kv_tokens` rounded up to pages."""
         fitting = max(0, self.free - self.fixed_kv) // (KV_PAGE_TOKENS * self.kv_bytes_per_token) * KV_PAGE_TOKENS
-        return fitting if self.max_kv_tokens is None else min(fitting, in_pages(self.max_kv_tokens))
+        return fitting if self.max_kv_tokens is None else min(fitting, round_up_to_pages(self.max_kv_tokens))
 
     @property
     def full_requests(self) -> int:
         """The number of requests of `max_request_tokens` whose KV fits at the same time."""
-        return self.kv_tokens // in_pages(self.max_request_tokens)
+        return self.kv_tokens // round_up_to_pages(self.max_request_tokens)
 
     @property
     def missing_bytes(self) -> int:
         """The bytes missing for the KV of one request of full length; 0 or less if it fits."""
-        return in_pages(self.max_request_tokens) * self.kv_bytes_per_token + self.fixed_kv - self.free
+        return round_up_to_pages(self.max_request_tokens) * self.kv_bytes_per_token + self.fixed_kv - self.free
 
 
 def memory_of(spec: ResolvedSpec, phase: Phase) -> MemoryPlan | None:
@@ -184,7 +184,7 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     )
 
 
-def in_pages(num_tokens: int) -> int:
+def round_up_to_pages(num_tokens: int) -> int:
     """Return `num_tokens`, the tokens of one request, rounded up to whole KV pages."""
     return -(-num_tokens // KV_PAGE_TOKENS) * KV_PAGE_TOKENS
 

@@ -24,7 +24,7 @@ from planner.facts.names import Ports
 from planner.facts.quantisation import KvDtype, kv_dtype
 from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import Phase
-from planner.layout.memory import KEEPS_KV, in_pages, kv_bytes, static_fraction
+from planner.layout.memory import KEEPS_KV, kv_bytes, round_up_to_pages, static_fraction
 from planner.layout.nodes import spares_with
 from planner.layout.unit import Unit
 from planner.plan.pods import uses_multinode_nvlink
@@ -289,8 +289,8 @@ def _kv_tokens(spec: PhaseSpec, phase: Phase, inputs: LaunchInputs) -> int:
     """Return a rank's KV tokens in whole pages: the planned number, or `max_requests` of full length if unknown."""
     if phase in inputs.memory:
         return inputs.memory[phase].kv_tokens
-    most = spec.max_requests * in_pages(spec.max_request_tokens)
-    return most if spec.max_kv_tokens is None else min(most, in_pages(spec.max_kv_tokens))
+    most = spec.max_requests * round_up_to_pages(spec.max_request_tokens)
+    return most if spec.max_kv_tokens is None else min(most, round_up_to_pages(spec.max_kv_tokens))
 
 
 def _canonical_values(document: LaunchDocument, map_text: str | None = None) -> dict[str, str]:

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from planner.facts.engine_models import ENGINE_MODELS, moves_form
+from planner.facts.engine_models import ENGINE_MODELS, can_move_experts
 from planner.facts.exchange import EXCHANGES, MAX_DISPATCHED_TOKENS, NVLINK_PEERS, Exchange
 from planner.facts.terms import Phase
 from planner.layout.dispatch import dispatched_tokens
@@ -92,7 +92,7 @@ def explain_missing_replicas(spec: ResolvedSpec, phase: Phase) -> str | None:
     if not model.replicas:
         return f"its {model.architecture} has exactly one slot for each expert"
     own, precision = spec.model.quantisation, spec.phase(phase).precision
-    if moves_form(engine, version, precision, own.other_method):
+    if can_move_experts(engine, version, precision, own.other_method):
         return None
     called = own.words if own.precision == precision else precision
     return f"it has slots for replicas only of experts that it can move, and cannot move those in {called}"

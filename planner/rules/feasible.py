@@ -13,7 +13,7 @@ from planner.expert_map import Domains, fewest_slots_per_gpu
 from planner.facts.quantities import counted, gb
 from planner.facts.terms import Coverage, Phase
 from planner.layout.layout import PhaseLayout
-from planner.layout.memory import MemoryPlan, in_pages, memory_of
+from planner.layout.memory import MemoryPlan, memory_of, round_up_to_pages
 from planner.layout.nodes import Node, count_unit_nodes, gpu_pools, nodes_for, short_gpu
 from planner.layout.weights import weights_of
 from planner.layout.working_memory import largest_step_field
@@ -147,7 +147,7 @@ def _largest_part_field(plan: MemoryPlan) -> str:
 
 
 def _longest_request_bytes(plan: MemoryPlan) -> int:
-    return in_pages(plan.max_request_tokens) * plan.kv_bytes_per_token
+    return round_up_to_pages(plan.max_request_tokens) * plan.kv_bytes_per_token
 
 
 def _one_domain(coverage: Coverage, layout: PhaseLayout) -> Finding:

@@ -7,7 +7,7 @@ from planner.facts import names
 from planner.facts.quantisation import KV_BYTES, kv_dtype
 from planner.facts.quantities import read_bytes
 from planner.facts.terms import Phase
-from planner.layout.memory import KEEPS_KV, PROCESS_BYTES, in_pages
+from planner.layout.memory import KEEPS_KV, PROCESS_BYTES, round_up_to_pages
 from planner.problems.finding import Finding, Unknown
 from planner.problems.fix import for_example, nearest
 from planner.rules.forms import VOLUMES, is_folder
@@ -47,7 +47,7 @@ def memory_holds_a_prompt(c: ValidValues) -> Iterator[Finding]:
         if tokens is None or precision is None:
             continue
         per_token = c.model.kv_bytes_per_token(KV_BYTES[kv_dtype(precision, c.get(f"{phase}.kv_precision"))])
-        if (least := in_pages(tokens) * per_token) > kept:
+        if (least := round_up_to_pages(tokens) * per_token) > kept:
             rule = f"S504 must be at least {_write_size(least)}, the KV of {tokens:,} tokens"
             reason = f"KV of the longest prompt ({phase}.max_request_tokens) is loaded from there at once"
             yield Finding(MEMORY, c[MEMORY], rule, reason, nearest(_write_size(least)))

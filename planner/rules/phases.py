@@ -8,7 +8,7 @@ from planner.facts.model import Model
 from planner.facts.quantisation import KNOWN, kv_dtype
 from planner.facts.quantities import counted
 from planner.facts.terms import PHASES, KvPrecision, Phase, Precision
-from planner.layout.memory import USUAL_SHARE, MemoryPlan, in_pages, memory_of
+from planner.layout.memory import USUAL_SHARE, MemoryPlan, memory_of, round_up_to_pages
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, for_example, nearest, nearest_of
 from planner.rules.rule import Candidate, Rule
@@ -253,7 +253,7 @@ def _fits_kv(plan: MemoryPlan, section: PhaseSpec) -> bool:
 
     KV memory never needs to hold more than `max_kv_tokens`, if the spec gives that.
     """
-    usual = USUAL_SHARE * section.max_requests * in_pages(plan.max_request_tokens)
+    usual = USUAL_SHARE * section.max_requests * round_up_to_pages(plan.max_request_tokens)
     return plan.kv_tokens >= min(usual, section.max_kv_tokens or usual)
 
 

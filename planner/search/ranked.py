@@ -99,7 +99,7 @@ def _to_ranked_layout(layout: AcceptedLayout, chosen: AcceptedLayout) -> RankedL
         nodes_per_unit=layout.nodes,
         tokens_per_s_per_node=layout.tokens_per_s_per_node,
         chosen=layout == chosen,
-        why_not=None if layout == chosen else _why_not_chosen(layout, chosen),
+        why_not=None if layout == chosen else _explain_lower_rank(layout, chosen),
     )
 
 
@@ -107,7 +107,7 @@ def _group_key(layout: AcceptedLayout) -> tuple[int, int]:
     return layout.numbers["ep_size"], layout.numbers["attention_tp"]
 
 
-def _why_not_chosen(other: AcceptedLayout, chosen: AcceptedLayout) -> str:
+def _explain_lower_rank(other: AcceptedLayout, chosen: AcceptedLayout) -> str:
     ratio = other.tokens_per_s_per_node / chosen.tokens_per_s_per_node
     if ratio >= 1:
         return "cluster: fills it worse"

@@ -97,7 +97,7 @@ class ModelWork:
     draft_input: FfnWork | None = None  # the MTP module's projection of a state and an embedding
 
 
-def why_unknown(model: Model) -> str | None:
+def explain_unpredictable(model: Model) -> str | None:
     """Return the reason why a model's speed cannot be predicted, or None if it can."""
     for attention in model.attentions:
         if not isinstance(attention, LatentAttention | GroupedAttention | LinearAttention):
@@ -118,7 +118,7 @@ def work_of(
 
     Returns None if the model's speed cannot be predicted.
     """
-    if why_unknown(model):
+    if explain_unpredictable(model):
         return None
     dispatch, combine = message_bytes(model.hidden_size, precision)
     part, wide = model.one_of(attention_tp), wide_bytes(precision)

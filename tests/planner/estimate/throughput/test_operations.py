@@ -16,7 +16,7 @@ from planner.estimate.throughput.machine import build_machine
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import saturated_rate
 from planner.estimate.throughput.stages import Exchange
-from planner.estimate.throughput.work import why_unknown, work_of
+from planner.estimate.throughput.work import explain_unpredictable, work_of
 from planner.facts.catalog import GPUS
 from planner.families import MODELS
 from planner.layout.layout import lay_out
@@ -141,7 +141,7 @@ def test_a_model_is_known_or_says_why_not(name):
     """None is given a speed that nobody modelled."""
     model = MODELS[name]
 
-    assert (work_of(model, "bf16", "bf16") is None) == (why_unknown(model) is not None)
+    assert (work_of(model, "bf16", "bf16") is None) == (explain_unpredictable(model) is not None)
 
 
 def test_linear_attention_takes_as_long_whatever_came_before():
