@@ -20,7 +20,7 @@ from planner.diff.change import (
     WarningSides,
     Yardsticks,
 )
-from planner.diff.clients import find_client_fields
+from planner.diff.clients import LONGEST_REQUEST, find_client_fields
 from planner.diff.experts import count_expert_moves, estimate_weight_reads
 from planner.diff.former import compare_loads
 from planner.diff.hours import Hour, cut_hours
@@ -76,6 +76,7 @@ def compare_plans(
     worst = worst_rollout(ways)
     clients, decided = tuple(find_client_fields(before, after)), tuple(_decisions(before, after))
     shown = {each.path for each in clients} | {each.path for each in decided}
+    shown |= {f"{phase}.{LONGEST_REQUEST}" for phase in PHASES if LONGEST_REQUEST in shown}
     return Change(
         name=after.name,
         old=before.digest,

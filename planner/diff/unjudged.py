@@ -17,7 +17,7 @@ from planner.spec.schema import Spec
 from planner.spec.section import Section
 from planner.spec.short_forms import SHORT_FORMS, expand_short_forms
 
-__all__ = ["JUDGED", "differing_fields", "find_unjudged", "is_judged"]
+__all__ = ["JUDGED", "SET", "describe_value", "differing_fields", "find_unjudged", "is_judged"]
 
 # Fields, and sections with all their fields -> key of the diff that shows their whole effect.
 JUDGED: Mapping[str, str] = {
@@ -37,6 +37,7 @@ JUDGED: Mapping[str, str] = {
     "expert_load.file": "loads",
 }
 NODES = "cluster.nodes"
+SET = "set"  # a value that has no short text
 MAX_TEXT = 120  # characters of a path or of a value to show
 
 
@@ -72,7 +73,7 @@ def differing_fields(old: Any, new: Any, path: str = "") -> Iterator[SpecField]:
         names = (name for name in {**old, **new} if old.get(name) != new.get(name))
         yield from (SpecField(path=f"{path}.{name}"[:MAX_TEXT], values=None) for name in names)
     elif old != new:
-        words = [_in_words(each) for each in (old, new)]
+        words = [describe_value(each) for each in (old, new)]
         yield SpecField(path=path, values=None if words[0] == words[1] or "" in words else (words[0], words[1]))
 
 
@@ -93,14 +94,14 @@ def _usable_nodes(plan: Plan) -> dict[str, Node]:
     return {node.name: replace(node, index=0) for node in found if node.unusable is None}
 
 
-def _in_words(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Return a short value as text, `set` for a section or a list, and nothing for a long text."""
     if value is None or value == [] or value == {}:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
-        return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
+        return f"{value / 1e6:,.6g}M" if value >= 1e6 else f"{value:,.6g}"
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT else ""
-    return "set"
+    return SET

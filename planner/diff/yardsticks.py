@@ -21,6 +21,7 @@ from planner.compiler import Compiled, compile_again
 from planner.diff.change import SpecField
 from planner.diff.former import identify_loads
 from planner.diff.hours import clock_zone, hit_rate, share_of_hits
+from planner.diff.unjudged import SET, describe_value
 from planner.facts.loads import Loads
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
@@ -46,7 +47,6 @@ LENGTHS: dict[Phase, tuple[str, ...]] = {
     "decode": ("kv_tokens",),
     "mixed": ("prompt_tokens", "kv_tokens"),
 }
-SET = "set"
 FINISHED = "it is a finished plan, which is not planned again"
 OTHERS = "with them something else would be deployed"
 
@@ -256,14 +256,5 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") 
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from _differing(before, after, f"{above}{key}.")
         else:
-            words = _in_words(before), _in_words(after)
+            words = describe_value(before), describe_value(after)
             yield SpecField(path=f"{above}{key}", values=None if words == (SET, SET) else words)
-
-
-def _in_words(value: Any) -> str:
-    """Return a short value as text; of a list or a section only that there is one."""
-    if value is None or value == []:
-        return "none"
-    if isinstance(value, int | float):
-        return f"{value / 1e6:,.6g}M" if value >= 1e6 else f"{value:,.6g}"
-    return value if isinstance(value, str) else SET
