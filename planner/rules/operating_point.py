@@ -78,9 +78,9 @@ def _check_limit(c: ValidValues, phase: Phase, field: str, limit: str, reason: s
 def _excess_finding(
     path: str, value: int, limit: str, most: int, reason: str, raised: Mapping[str, int] | None = None
 ) -> Finding:
-    """Return the finding for a value above its limit.
+    """Return the finding for a value above the field `limit`, which is `most`.
 
-    The finding's fix lowers the value, or raises a limit that nobody wrote.
+    The finding's fix lowers the value to that or, for a limit that nobody wrote, writes `raised`.
     """
     if raised is None:
         return Finding(path, value, f"S504 must be at most {limit} ({most})", reason, nearest(most))

@@ -122,7 +122,10 @@ def _rendered_names(c: ValidValues) -> Mapping[str, Sequence[str]]:
 def _check_patch(
     where: str, patch: Mapping[str, Any], planned_fields: Mapping[str, Any], keys: MergeKeys
 ) -> Iterator[Finding]:
-    """Yield a finding for each part of a patch that changes one of `planned_fields`, or that cannot be merged."""
+    """Yield a finding for each part of a patch that changes one of `planned_fields`, or that cannot be merged.
+
+    `where` is the path of the patch; `keys` tells which lists are merged by item.
+    """
     for place in _find_planned_changes(planned_fields, patch, keys):
         field = next((each for each in reversed(place) if not each.isdecimal()), where.rpartition(".")[2])
         reason = REPLACED if keys is JSON_MERGE and field in POD_KEYS else DECIDED

@@ -108,7 +108,7 @@ def options_need_auto(c: ValidValues, field: str) -> Iterator[Finding]:
 
 
 def _offer_counts(place: str, given: list[str], wanted: list[str]) -> Fix | str:
-    """Return a fix that says which numbers of units to remove and which to write.
+    """Return a fix for the window at `place`, which has the keys `given` and should have `wanted`.
 
     For missing numbers the fix has only words, since only the user knows the numbers.
     """

@@ -258,7 +258,7 @@ def prompt_read_time(case: Case) -> Seconds:
 
 
 def _cache_read_rate(case: Case, rate: float) -> float:
-    """Return the bytes/s of cached KV that a node reads, at the operating point's utilisation."""
+    """Return the bytes/s of cached KV that a node reads, if `rate` is the tokens/s of one GPU at full use."""
     per_token = case.point.cached_bytes(1, case.whole_kv_bytes_per_token)
     if case.phase == "mixed":
         rate *= case.point.computed_tokens / case.point.output_tokens

@@ -117,13 +117,19 @@ def steady_turns(
 
 
 def _find_load(ended: float, turns: SteadyTurns, most: float) -> float:
-    """Return how many pieces of prompts arrive per turn, at most `most`, if turns take as long as `turns`."""
+    """Return how many pieces of prompts arrive per turn, at most `most`, if turns take as long as `turns`.
+
+    `ended` is as in `steady_turns`.
+    """
     longest = ended * turns.seconds / turns.token_seconds
     return _find_root(lambda load: load - _pieces_ended(ended, load, turns), min(longest, most))
 
 
 def _pieces_ended(ended: float, load: float, turns: SteadyTurns) -> float:
-    """Return how many pieces of prompts belong to requests that end during a turn, if `load` pieces arrive per turn."""
+    """Return how many pieces of prompts belong to requests that end during a turn, if `load` pieces arrive per turn.
+
+    `ended` is as in `steady_turns`.
+    """
     busy = busy_share(load)
     return ended * (busy + (1 - busy) * turns.seconds / turns.token_seconds)
 
