@@ -257,10 +257,10 @@ async def _answer(
 async def _read_call(
     request: Request, read: Callable[[bytes, ServedModel, int | None], PendingCall], stack: ExitStack
 ) -> tuple[Call, IdempotentCall]:
-    """Return the call in the request's body, and the record of its idempotency key.
+    """Return the call in the request's body, and the record of its idempotency key, which `stack` ends.
 
-    Raises ApiError if the body is wrong, if the caller's API key is over its limit, or if there is no room for the
-    call.
+    `read` reads the route's bodies. Raises ApiError if the body is wrong, if the caller's API key is over its limit, or
+    if there is no room for the call.
     """
     gateway: Gateway = request.app.state.gateway
     account: Account = request.state.account

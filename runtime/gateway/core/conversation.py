@@ -219,7 +219,10 @@ def _describe_error(error: Exception) -> str:
 
 
 def _check_message(message: Message, place: str, template: ChatTemplate, *, is_last: bool) -> None:
-    """Raises ApiError if the template would drop a part of the message or fail on it."""
+    """Raises ApiError, which names `place`, if the template would drop a part of the message or fail on it.
+
+    Only the last message may be the beginning of the answer (`prefix`).
+    """
     has_content = message.role == "assistant" or message.content is not None
     wrong = {
         "content: null is only for the assistant": not has_content,

@@ -40,7 +40,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def write_event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
-        """Return the events of a stream for this delta; there may be none."""
+        """Return the events of a stream for this delta; there may be none. `usage` is called if they show the usage."""
 
     @abstractmethod
     def write_end(self, usage: Json) -> bytes:

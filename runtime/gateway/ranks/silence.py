@@ -36,7 +36,8 @@ async def watch_ranks(
 def check_ranks(ranks: Iterable[Rank], stall_timeout_s: float) -> list[str]:
     """Check each rank once: ping it if it is silent, or give it up if it has been silent for too long.
 
-    Return a reason for each rank given up. A rank that loads or waits for its peers has no requests and may be silent.
+    A rank with requests is given up, too, after `stall_timeout_s` without a step. Return a reason for each rank given
+    up. A rank that loads or waits for its peers has no requests and may be silent.
     """
     reasons = []
     for rank in [rank for rank in ranks if rank.state in ("ready", "draining")]:

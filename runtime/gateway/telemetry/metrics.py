@@ -109,7 +109,7 @@ class RequestClock:
         self.end(answered=False)
 
     def end(self, *, answered: bool) -> None:
-        """Record that the request is over. Only the first call counts."""
+        """Record that the request is over, and its time and length if it is `answered`. Only the first call counts."""
         if self._has_ended:
             return
         self._has_ended = True

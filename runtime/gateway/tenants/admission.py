@@ -131,7 +131,7 @@ class AdmissionQueue:
         return self._queue.room(caller, rank_room + self._waits.num_queued * self._num_ranks())
 
     def join(self, caller: str, cost: float, try_to_start: Callable[[], bool], give_up: Callable[[str], None]) -> Turn:
-        """Queue a request. The request may start at once. The caller must `end` the returned turn in any case.
+        """Queue a request of expected work `cost`, which may start at once. The caller must always `end` the turn.
 
         `try_to_start` sends the request to ranks and returns whether any took it. `give_up` is called with the reason
         if none will take it.

@@ -89,9 +89,10 @@ class Account:
             raise key_limit_reached(f"{limit:,} tokens a minute", math.floor(excess * 60 / limit) + 1)
 
     def begin(self, num_requests: int, num_tokens: int, *, is_stream: bool) -> "Spending":
-        """Reserve a call's requests, and `num_tokens`, the most tokens of prompts and answers that it may use.
+        """Reserve a call's requests, its stream if it is one, and `num_tokens`, the most that it may use.
 
-        Return the reservation. Raises ApiError if the reservation exceeds a limit.
+        The tokens are those of prompts and answers. Return the reservation. Raises ApiError if the reservation exceeds
+        a limit.
         """
         self.check_tokens()
         if self.limits is not None:
