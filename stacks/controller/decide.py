@@ -210,7 +210,10 @@ def _forced_step(situation: Situation, force: Force) -> Step:
 
 
 def _units_to_start(situation: Situation, on: set[str], asked: set[str]) -> Iterator[Scale]:
-    """Yield the units to start. An outdated unit is left out, since it might start with its old template."""
+    """Yield the units to start: those in `on`, which should run, that do not; `asked` are those that demand adds.
+
+    An outdated unit is left out, since it might start with its old template.
+    """
     everybody = [*situation.units, *situation.departed]
     for unit in situation.units:
         if unit.name in on and unit.replicas == 0 and not unit.is_outdated and not find_holders(unit, everybody):

@@ -56,7 +56,7 @@ def decide_marks(situation: Situation, now: float) -> Marks:
 
 
 def lending_events(situation: Situation, before: Marks, after: Marks) -> Iterator[tuple[str, str]]:
-    """Yield (reason, message) of an event for each unit all of whose nodes have become free or reclaimed."""
+    """Yield (reason, message) of an event for each unit whose nodes all became free or reclaimed since `before`."""
     words = {
         (FREE, None): ("Freed", "are free"),
         (FREE, RECLAIMED): ("Freed", "are free"),

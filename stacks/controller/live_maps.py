@@ -129,7 +129,7 @@ def serving_units(
 
 
 def update_maps(written: Sequence[Mapping[str, Any]], turn: "Turn | None") -> list[dict[str, Any]]:
-    """Return the status' `expertMaps` after a turn."""
+    """Return the status' `expertMaps` after a turn, given those that were `written` before."""
     found = {each["unit"]: dict(each) for each in written}
     if turn is not None and turn.in_service is not None:
         epoch, digest = turn.in_service.epoch, digest_of(turn.in_service.rows)

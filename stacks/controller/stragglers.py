@@ -31,7 +31,10 @@ class Suspect:
 def follow_stragglers(
     before: Mapping[str, Suspect], slow: Collection[str], serving: Collection[str], now: float, lasts_s: float = LASTS_S
 ) -> dict[str, Suspect]:
-    """Return the suspects after a look. `slow` are those of the `serving` units that the gateway reports as slow."""
+    """Return the suspects after a look, from those `before` it.
+
+    `slow` are those of the `serving` units that the gateway reports as slow. A change must last `lasts_s` to count.
+    """
     after = {}
     for unit in sorted({*before, *slow}):
         known = before.get(unit, Suspect(False))

@@ -147,7 +147,10 @@ class LiveMaps:
         return self._switch(unit, found, former.rows, num_bytes, said)
 
     def _switch(self, unit: ServingUnit, found: InService, rows: Rows, num_bytes: int, said: str) -> Turn:
-        """Let a unit follow `rows`, which move `num_bytes`, and say what that took beside what was promised."""
+        """Let a unit follow `rows`, which move `num_bytes`, in place of the map `found`.
+
+        Return the turn, which says `said` and what the move took, beside what was promised.
+        """
         former = self._moved.setdefault(unit.name, deque(maxlen=NUM_FORMER))
         promised, before = promise(former, num_bytes), read_totals(unit.metrics)
         ending = unit.hand_over(rows)
