@@ -52,7 +52,10 @@ def place_units(
 def _place_pool(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], nodes: Sequence[Node], before: Mapping[str, Sequence[str]]
 ) -> Placement:
-    """Place the units of the phases that run on one GPU type; `nodes` are all nodes with GPUs of that type."""
+    """Place the units of the phases that run on one GPU type; `nodes` are all nodes with GPUs of that type.
+
+    `before` has unit -> its nodes in an earlier plan.
+    """
     wanted, domains = _list_units(spec, layouts), _nvlink_domains(spec, layouts[0].phase, nodes)
     usable = [node for node in nodes if node.unusable is None]
     task = make_task(wanted, usable, spec.written.schedule, before, domains)

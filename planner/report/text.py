@@ -173,7 +173,7 @@ def _fill_stars(pattern: str, key: Sequence[str]) -> str:
 
 
 def _section_lines(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -> list[tuple[str, ...]]:
-    """Return a table's cells: the heading, then a line for each section, with a column for each figure."""
+    """Return a table's cells: the heading, then a line for each section in `keys`, with a column for each figure."""
     labels = [tuple(part for part in key if not part.isdigit()) for key in keys]  # list indices mean nothing to readers
     heads = (_title(name, {**read_tables().titles, **read_tables().heads}) for name in names)
     lines = [(*label, *(_cell(rows[key, name]) for name in names)) for label, key in zip(labels, keys, strict=True)]
@@ -181,7 +181,7 @@ def _section_lines(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -
 
 
 def _figure_lines(shown: Table, keys: Keys, names: Sequence[str], rows: Rows) -> list[tuple[str, ...]]:
-    """Return a table's cells: the heading, then a line for each figure, with a column for each section.
+    """Return a table's cells: the heading, then a line for each figure, with a column for each section in `keys`.
 
     Ranges add columns for low and high.
     """

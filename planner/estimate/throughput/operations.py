@@ -213,8 +213,8 @@ def _split_exchange(
 ) -> LowLatency:
     """Split an exchange of `whole` seconds into sending, flight and receiving.
 
-    Half of an exchange's kernels send rows, half receive rows. Their time, `fixed` + the rows at `share` of the memory's
-    rate, is assumed to be the same as within one node, where the kernels wait for nothing else.
+    Half of an exchange's kernels send rows, half receive rows. Their time, `fixed` + the rows at `share` of the
+    memory's rate, is assumed to be the same as within one node, where the kernels wait for nothing else.
     """
     issue = Seconds((fixed + transfer_time(Bytes(sent / share), machine.memory)) / 2)
     receive = Seconds((fixed + transfer_time(Bytes(received / share), machine.memory)) / 2)
