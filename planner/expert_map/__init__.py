@@ -1,4 +1,4 @@
-"""Make expert maps from loads: the logical expert in each slot.
+"""Make expert maps from loads.
 
 Glossary, with 256 logical experts, 32 redundant and 144 GPUs as the worked example:
     load               tokens that chose a logical expert, `[num_moe_layers][num_logical_experts]`, whole numbers

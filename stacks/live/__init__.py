@@ -1,1 +1,1 @@
-"""Units' present state."""
+"""Units' present state: `tidemill status`."""
