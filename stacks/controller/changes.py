@@ -144,9 +144,9 @@ def _count_failed(change: ChangeRecord, failed: Mapping[str, int]) -> ChangeReco
 
 
 def _is_superseded(change: ChangeRecord, situation: Situation) -> bool:
-    """Return whether a newer template has come: a unit that this change restarted is outdated again."""
-    restarted = {each.name for each in change.units if each.change == "restarted"}
-    return any(unit.name in restarted and unit.is_on and unit.is_outdated for unit in situation.units)
+    """Return whether a newer template has come: a unit that has had its turn, or that is new, is outdated again."""
+    changed = {each.name for each in change.units}
+    return any(unit.name in changed and unit.is_on and unit.is_outdated for unit in situation.units)
 
 
 def _update_change(

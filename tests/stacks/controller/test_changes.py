@@ -154,6 +154,16 @@ def test_units_that_come_and_go_change_too():
     assert change["promised"]["least"] == change["least"]
 
 
+def test_a_new_unit_that_gets_another_template_during_its_change_has_a_turn():
+    """It is no part of the units that the change has left, and must not make all others wait for ever."""
+    status = look_at([], seen((READY, READY, READY, STARTING)), known=tuple(UNITS)[:3])
+    look = seen((READY, READY, READY, OLD))
+    status = look_at(status, look, NOON + 60)
+
+    assert [each.get("outcome") for each in status] == ["Replaced", None]
+    assert names(status[-1]["left"]) == [tuple(UNITS)[3]]
+
+
 P9 = LiveUnit("p9", "prefill", 1, is_ready=True)
 
 
