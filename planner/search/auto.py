@@ -88,7 +88,7 @@ class Choice:
 def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[tuple[Former, Choice | str]]:
     """Yield (`former` sizes of units, by path; the choice for `spec` that adopts these sizes, or what they would miss).
 
-    Those of all phases come first, then those of one phase alone. Only sizes that are `auto` in the spec count.
+    Sizes of all phases together come first, then sizes of one phase. Only sizes that are `auto` in the spec count.
     """
     autos = {p: {f"{p}.{field}" for field in FIELDS if is_auto(spec.phase(p), field)} for p in spec.phases}
     of_phases = [{path: former[path] for path in sorted(own & former.keys())} for own in autos.values()]
@@ -183,7 +183,7 @@ def _unit_rates(search: "LayoutSearch | None", decisions: Sequence[Decision]) ->
 def _decide_prefill_requests(spec: ResolvedSpec) -> tuple[ResolvedSpec, list[Decision]]:
     """Return (spec, decisions), where `auto` requests of a prefill rank became as many as its KV has room for.
 
-    Prefill computes prompts one after another, so the number does not change its speed, and memory alone decides.
+    Prompts beyond those that fill a step do not change prefill's speed, so memory alone decides.
     """
     if "prefill" not in spec.phases or not is_auto(spec.phase("prefill"), "max_requests"):
         return spec, []
