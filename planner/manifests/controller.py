@@ -89,12 +89,7 @@ def _lending_variables(plan: Plan) -> Variables:
     """Return the variables for lending the nodes of units that are off to other pods; empty without lending."""
     if not plan.kubernetes.lends_nodes or plan.timetable is None:
         return {}
-    variables: Variables = {"notice_s": f"{plan.timetable.notice_s:g}"}
-    kueue = plan.kubernetes.controller.kueue if plan.kubernetes.controller else None
-    if kueue is None:
-        return variables
-    quota = {"clusterQueue": kueue.cluster_queue, "flavor": kueue.flavor, "perNode": kueue.per_node}
-    return variables | {"kueue": quota}
+    return {"notice_s": f"{plan.timetable.notice_s:g}"}
 
 
 def _healing_variables(plan: Plan) -> Variables:

@@ -195,8 +195,6 @@ FORMS: Mapping[str, Form] = {
     "kubernetes.kernel_cache": FOLDER,
     "kubernetes.kv_cache_claim": OBJECT,
     "kubernetes.tls.issuer": OBJECT,
-    "kubernetes.controller.kueue.cluster_queue": OBJECT,
-    "kubernetes.controller.kueue.flavor": OBJECT,
     "kubernetes.controller.heal.conditions.*": FAULT,
 }
 

@@ -55,7 +55,6 @@ def _without_phase(phase: Phase) -> Unused:
     return Unused(paths, f"without {phase}", "there is no such phase", lambda c: phase not in c.sections)
 
 
-LEND, KUEUE = "kubernetes.controller.lend_nodes", "kubernetes.controller.kueue"
 BUNDLED_ONLY = (
     "kubernetes.gateway.volumes",
     "kubernetes.controller.demand",
@@ -174,13 +173,6 @@ FIELDS = (
         lambda c: c["kv_cache.disk"] is None,
     ),
     Unused(("cost.disk",), "without kv_cache.disk", "no other disk is priced", lambda c: c["kv_cache.disk"] is None),
-    Unused(
-        (KUEUE,),
-        "without lend_nodes: true",
-        "no node is ever free for Kueue's jobs then",
-        lambda c: not c[LEND],
-        Fix(f"remove it, or write {LEND}: true", ({KUEUE: None}, {LEND: True})),
-    ),
     Unused(
         ("kubernetes.networks",),
         "with host_network: true",

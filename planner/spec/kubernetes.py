@@ -90,20 +90,6 @@ class DemandSpec(Section):
     )
 
 
-class KueueSpec(Section):
-    """Kueue's quota for lent nodes, which follows their number so that Kueue admits no more jobs than fit."""
-
-    cluster_queue: str = Field(description="Kueue's ClusterQueue whose quota is changed.", examples=["batch"])
-    flavor: str = Field(
-        description="A ResourceFlavor for lent nodes only, with nodeLabels tidemill.dev/node: free.", examples=["lent"]
-    )
-    per_node: list[Annotated[str, Field(max_length=340, pattern=r"^[^=]+=[1-9][0-9]{0,14}$")]] = Field(
-        min_length=1,
-        description="Quota that each free node adds to the flavor, RESOURCE=NUMBER; other quotas do not change.",
-        examples=[["nvidia.com/gpu=8"]],
-    )
-
-
 class ControllerSpec(Section):
     """A pod in the cluster that turns units on and off as the schedule says."""
 
@@ -124,11 +110,6 @@ class ControllerSpec(Section):
         description="Label the nodes of units that are off, so that batch jobs use them, and taint them"
         " schedule.start.notice before the unit takes its nodes back.",
         examples=[True],
-    )
-    kueue: KueueSpec | None = Field(
-        default=None,
-        description="Keep a quota of Kueue equal to the nodes that lend_nodes gives to batch jobs.",
-        examples=[{"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}],
     )
     heal: HealSpec | None = Field(
         default=None,

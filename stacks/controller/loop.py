@@ -32,7 +32,6 @@ from stacks.controller.observe import (
     previous_units,
     unit_pods,
 )
-from stacks.controller.quota import update_quota
 from stacks.controller.report import FOLLOWING, FORECAST, build_status, build_wrong_day_status
 from stacks.controller.situation import Situation
 from stacks.controller.sweep import remove_departed, sweep
@@ -183,11 +182,8 @@ def _lend_nodes(
     if follower.is_dry_run:
         follower.say(f"would have {len(marks.free)} nodes free and {len(marks.reclaimed)} left")
         return marks, ()
-    if len(marks.free) < len(before.free):
-        _update_quota(follower, deployment, marks, now)  # first, so that Kueue admits no more jobs to them
     problems = _mark_nodes(follower, deployment, situation, marks)
     marks = marks.keep_previous(problems, before)
-    _update_quota(follower, deployment, marks, now)
     for reason, message in lending_events(situation, before, marks):
         follower.say(message)
         report_event(follower, deployment, reason, message, now)
@@ -204,21 +200,6 @@ def _mark_nodes(
         return dict(mark_nodes(follower.api, deployment["metadata"]["name"], nodes, marks))
     except ProviderError as error:
         return dict.fromkeys(nodes, error)
-
-
-def _update_quota(follower: Follower, deployment: Manifest, marks: Marks, now: float) -> None:
-    """Set Kueue's quota for the free nodes, if the spec asks for it."""
-    settings = deployment["spec"]["lendNodes"].get("kueue")
-    if settings is None:
-        return
-    try:
-        changed = update_quota(follower.api, settings, len(marks.free))
-    except ProviderError as error:
-        follower.say(f"cannot change Kueue's quota: {error}")
-        return
-    if changed:
-        follower.say(changed)
-        report_event(follower, deployment, "Quota", changed, now)
 
 
 def _release_lease(follower: Follower, lease: Lease) -> None:

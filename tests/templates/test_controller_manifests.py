@@ -247,24 +247,6 @@ def test_who_changes_maps_may_write_the_units_next_epochs(tmp_path):
     assert written["phases"].keys() == {"prefill", "decode"}
 
 
-def test_who_keeps_a_quota_may_write_its_queue(tmp_path):
-    """It may write that ClusterQueue and no other; the day has what a free node adds to it."""
-    quota = {"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}
-    keeping = rendered(tmp_path, controller={"lend_nodes": True, "kueue": quota})
-
-    assert keeping["ClusterRole", NODES_ROLE]["rules"][2] == {
-        "apiGroups": ["kueue.x-k8s.io"],
-        "resources": ["clusterqueues"],
-        "verbs": ["get", "patch"],
-        "resourceNames": ["batch"],
-    }
-    assert keeping["TidemillDeployment", "demo-day"]["spec"]["lendNodes"]["kueue"] == {
-        "clusterQueue": "batch",
-        "flavor": "lent",
-        "perNode": ["nvidia.com/gpu=8"],
-    }
-
-
 def test_no_two_deployments_share_the_role_for_nodes():
     """The one that is removed would take the other's rights away. Namespaces and names may have hyphens."""
     deployments = (("a-b", "c"), ("a", "b-c"), ("a", "b.c"))

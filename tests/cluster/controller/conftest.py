@@ -26,8 +26,6 @@ from tests.cluster.controller.day import (
 from tests.cluster.objects import Objects
 from tests.stacks.controller.day_spec import day_plan
 
-QUOTA = {"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]}
-
 
 @pytest.fixture(scope="session")
 def documents(tmp_path_factory):
@@ -36,7 +34,7 @@ def documents(tmp_path_factory):
         tmp_path_factory.mktemp("day"),
         cluster={"nodes": 5, "spares": [SPARE]},
         namespace=NAMESPACE,
-        controller={"lend_nodes": True, "heal": {}, "kueue": QUOTA},
+        controller={"lend_nodes": True, "heal": {}},
     )
     files = render_files(plan)
     found = [yaml.safe_load(text) for name, text in files.items() if name != KUSTOMIZATION]

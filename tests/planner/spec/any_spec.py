@@ -42,7 +42,6 @@ TEXTS = {
     "kubernetes.networks[]": ("rdma-0", "infra/rdma-1@net1"),
     "kubernetes.nics.hca[]": ("mlx5_0", "mlx5_1:1"),
     "kubernetes.controller.heal.conditions[]": ("GPUMissing", "example.com/Sound=False"),
-    "kubernetes.controller.kueue.per_node[]": ("nvidia.com/gpu=8", "cpu=160"),
     "kubernetes.controller.heal.labels[]": ("example.com/gpu=bad", "broken="),
     "kubernetes.rdma.resource": ("rdma/hca", "nvidia.com/roce"),
     "kubernetes.stage.source": ("/models", "/data/weights/r1"),

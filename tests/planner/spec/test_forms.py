@@ -30,10 +30,7 @@ FULL = data_of(SPEC) | PHASES | {
         "stage": {"source": "/models/r1", "host_path": "/mnt/nvme"},
         "rdma": {"resource": "rdma/hca"},
         "tls": {},
-        "controller": {
-            "heal": {"conditions": ["GPUMissing"]},
-            "kueue": {"cluster_queue": "batch", "flavor": "lent", "per_node": ["nvidia.com/gpu=8"]},
-        },
+        "controller": {"heal": {"conditions": ["GPUMissing"]}},
     },
 }  # fmt: skip
 LISTED = {"cluster.nodes": [{"name": "a", "taints": ["a:NoSchedule"]}]}
