@@ -39,7 +39,10 @@ PLAN_FOLDER = "plan"
 SHARED_FILE = f"{PLAN_FOLDER}/plan.yaml"
 UNIT_PATH = re.compile(r"units\.(\d+)\.(.+)")
 # Keys of specs that earlier versions wrote, with values that had no effect: without them the same runs.
-FORMER_KEYS: tuple[tuple[str, Any], ...] = ("traffic.quantile", 0.75), ("cost.supplies", []), ("cost.prices.hours", [])
+FORMER_KEYS: tuple[tuple[str, Any], ...] = (
+    *(("traffic.quantile", 0.75), ("cost.supplies", []), ("cost.prices.hours", [])),
+    ("schedule.min_stay", "15min"),
+)
 
 Count = Annotated[int, Field(ge=1)]
 Row = Annotated[tuple[int, ...], Field(min_length=1)]

@@ -17,7 +17,7 @@ EACH_WINDOW = tuple(f"{windows}.*" for windows in WINDOWS)
 UNITS = tuple(f"{phase}_units" for phase in PHASES)
 AUTO_OPTIONS = {  # field -> options that have an effect only if the field is `auto`
     "schedule.windows": (
-        *("schedule.headroom", "schedule.min_stay"),
+        "schedule.headroom",
         *(f"schedule.min_units.{phase}" for phase in PHASES),
     ),
 }

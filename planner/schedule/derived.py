@@ -7,11 +7,10 @@ A unit's capacity has two sources. If the spec gives the number of units, these 
 days, because the user chose the number for that entry. If speed decided the number, a unit serves its predicted rate
 under the SLO.
 
-A number of units lasts for at least `min_stay`. The day is cut into slots of a quarter of an hour, or of five minutes
-if profile entries do not begin at quarters; units change between slots only. A slot needs the units of the largest
-entry that overlaps it. Each phase has its own best day (`optimum.py`), and a window begins whenever a phase's units
-change. Each kind of day (ordinary days, and those in `other_days`) has its own windows, and all kinds begin at midnight
-with the same units.
+The day is cut into slots of a quarter of an hour, or of five minutes if profile entries do not begin at quarters; units
+change between slots only. A slot needs the units of the largest entry that overlaps it. Each phase has its own best day
+(`optimum.py`), and a window begins whenever a phase's units change. Each kind of day (ordinary days, and those in
+`other_days`) has its own windows, and all kinds begin at midnight with the same units.
 """
 
 from collections.abc import Mapping, Sequence
@@ -105,7 +104,6 @@ def _switching(schedule: ScheduleSpec, slot_minutes: int) -> Switching:
     return Switching(
         warm_up=schedule.warm_up / slot_s,
         drain=schedule.drain / slot_s,
-        stay=ceil(schedule.min_stay / slot_s),
     )
 
 

@@ -144,13 +144,6 @@ class ScheduleSpec(Section):
         description="Time for which a unit keeps its nodes after its window, until its last request is answered.",
         examples=["5min"],
     )
-    min_stay: Annotated[float, *quantity("time", least="15min", most="24h")] = Field(
-        default="15min",
-        validate_default=True,
-        description="Least time before the number of a phase's units changes again, if windows is auto.",
-        examples=["15min"],
-    )
-
     headroom: float = Field(
         default=0.0,
         ge=0,

@@ -23,7 +23,6 @@ constraints = st.fixed_dictionaries(
     {
         "warm_up": minutes.map(lambda each: each * 60),
         "drain": minutes.map(lambda each: each * 60),
-        "min_stay": st.sampled_from([15, 30, 120]).map(lambda each: each * 60),
         "headroom": st.sampled_from([0.0, 0.1, 0.5]),
         "min_units": st.builds(UnitCounts, prefill=st.integers(1, 4), decode=st.integers(1, 2)),
     }
@@ -98,7 +97,7 @@ def test_finer_entries_move_steps_to_where_they_are_needed():
     """Ten-minute entries let a window begin at ten past, which no quarter of an hour does."""
     day = derive_days(schedule(), [asked_of([1] + [0.1] * 143, {"decode": 4})], NODES)[0]
 
-    assert [each["at"] for each in day.windows] == ["00:00", "00:15"]  # a stay of 15 minutes is the least
+    assert [each["at"] for each in day.windows] == ["00:00", "00:10"]
     late = derive_days(schedule(), [asked_of([0.1] + [1] * 12 + [0.1] * 131, {"decode": 4})], NODES)[0]
     assert [each["at"] for each in late.windows] == ["00:10", "02:10"]
 
