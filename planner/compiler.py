@@ -5,13 +5,14 @@ Predictions come last, since they may take as long as the rest, and `render` and
 Pure: no network, no clock, no unseeded randomness. The same spec gives the same bytes on any machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.candidate.candidate import Candidate
+from planner.facts.terms import Phase
 from planner.plan.decided import decided_sections
 from planner.plan.plan import Plan, seal_plan
 from planner.plan.sections import ModelShape
@@ -31,6 +32,11 @@ class Compiled(Candidate):
     """A candidate with a number for every `auto`, and the decisions behind these numbers."""
 
     choice: Choice
+
+    @property
+    def searched(self) -> Collection[Phase]:
+        """Return the phases whose layouts the search chose by speed."""
+        return self.choice.searched
 
     @cached_property
     def plan(self) -> Plan:
@@ -69,14 +75,7 @@ def run_passes(spec: ResolvedSpec, previous: Plan | None = None, calibration: "C
     """Return the compiled candidate, for callers that need more than its plan, such as `tidemill simulate`."""
 
     def decided(choice: Choice) -> Compiled:
-        return Compiled(
-            choice.spec.document,
-            previous,
-            calibration,
-            searched=choice.searched,
-            known=choice.spec,
-            choice=choice,
-        )
+        return Compiled(choice.spec.document, previous, calibration, known=choice.spec, choice=choice)
 
     former, missed = _former_sizes(spec, previous), dict[str, str]()
     for sizes, near in decide_near(spec, former):

@@ -75,7 +75,6 @@ class Candidate:
     calibration: "Calibration | None" = None  # a user's own measurements, which correct `speed`
     keeps_maps: bool = False  # whether the previous plan's maps stay, however uneven, as they do until units restart
     level: Level = "predicted"  # results beyond it raise Unknown
-    searched: Collection[Phase] = ()  # phases whose layouts a search chose by predicted speed
     known: ResolvedSpec | None = field(default=None, repr=False)  # the resolved document, if the caller has it
 
     @classmethod
@@ -116,6 +115,11 @@ class Candidate:
         """The memory plan for one GPU of each phase, even if not everything fits; empty on `cpu`."""
         spec = self.resolved
         return tuple(each for phase in spec.phases if (each := memory_of(spec, phase)) is not None)
+
+    @property
+    def searched(self) -> Collection[Phase]:
+        """The phases whose layouts a search chose by predicted speed."""
+        return ()
 
     @property
     def phase_gpus(self) -> dict[Phase, Gpu]:
