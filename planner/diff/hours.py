@@ -195,7 +195,7 @@ def running_units(plan: Plan, day: str | None) -> TimesOfDay[Units]:
 
 
 def has_controller(plan: Plan) -> bool:
-    """Return whether a controller switches the plan's units and gives them turns."""
+    """Return whether the plan has a controller, which switches units by the day and changes them one after another."""
     return plan.kubernetes.controller is not None
 
 

@@ -150,7 +150,11 @@ def _compute_bounds(problem: Problem, first: _FreshMap) -> tuple[Floats, tuple[B
 
 
 def _search_further(problem: Problem, first: _FreshMap, bound_L: Floats) -> Ints:
-    """Return the map of the second step, slots `[L, G, S]`, which a search from the first step's map finds."""
+    """Return the slots `[L, G, S]` of the better map that a search from the first step's map finds.
+
+    The first step's map is final for a plain problem, or if GPUs hold all experts. The search stops in a layer whose
+    max/mean is near `bound_L`, its lower bound.
+    """
     sizes = problem.sizes
     if problem.is_plain or problem.gpus_hold_all_experts:
         return first.slots_LGS

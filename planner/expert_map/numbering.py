@@ -18,7 +18,11 @@ Rows = Sequence[Sequence[int]]  # [L][N]
 
 
 def order_by_load(loads_LE: Floats, num_groups: int, previous: Rows | None) -> Ints:
-    """Return each layer's experts in the order of their new numbers, `[L, E]`: hottest first."""
+    """Return each layer's experts in the order of their new numbers, `[L, E]`.
+
+    The experts of a group stay side by side. The group with the hottest expert comes first, and within each group the
+    hottest expert. Equal loads keep the order of their slots in the `previous` map, if given.
+    """
     num_layers, num_experts = loads_LE.shape
     keys = [-loads_LE]
     if previous is not None:

@@ -57,7 +57,7 @@ def _require_few_parts(content: bytes) -> None:
 
 
 def _not_a_number(word: str) -> NoReturn:
-    """Raise NotStrict for NaN and Infinity, which Python reads as JSON."""
+    """Raise ValueError for NaN and Infinity, which Python reads as JSON. `parse_json` turns it into NotStrict."""
     raise ValueError(word)
 
 

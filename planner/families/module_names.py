@@ -123,7 +123,7 @@ def spell_module(module: str, places: Sequence[str], model_type: str) -> Spellin
 
 
 def draft_names(num_layers: int) -> Sequence[str]:
-    """Return the names that an MTP module's layer may have: a layer after the last one, or a part of its own."""
+    """Return the names under which checkpoints store the first MTP module: as layer `num_layers`, or apart."""
     return [f"model.layers.{num_layers}", "mtp.layers.0", "mtp.0", "model.mtp.layers.0"]
 
 

@@ -46,11 +46,11 @@ class PhaseLayout:
 
     @property
     def dense_tp(self) -> int:
-        """The number of GPUs that share dense layers, shared experts and embeddings.
+        """The TP degree of dense layers, shared experts and embeddings.
 
-        All GPUs of a unit that is one attention group share these parts. In a unit with several groups each GPU has the
-        parts whole, because most of a group's tokens are then on one GPU only. Source: github.com/sgl-project/sglang
-        00114aef python/sglang/srt/models/deepseek_v2.py (`enable_tp`).
+        If the unit is one attention group, all its GPUs share these weights. If it has several groups, the degree is 1:
+        each GPU computes its own tokens, so it needs the weights whole. Source: github.com/sgl-project/sglang 00114aef
+        python/sglang/srt/models/deepseek_v2.py (`enable_tp`).
         """
         return self.ep_size if self.dp_size == 1 else 1
 

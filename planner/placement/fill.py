@@ -137,7 +137,7 @@ def _fill_line(
 
 
 def _order_cells(task: Task) -> list[int]:
-    """Return all cells in the order in which a line of units fills them: by leaf, largest racks of a leaf first."""
+    """Return all cells in the order in which units fill them: largest leaf first, in it the largest rack first."""
     leaves, racks = task.leaves, task.racks
 
     def key(cell: int) -> tuple[int, int, int, int]:

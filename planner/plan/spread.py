@@ -110,7 +110,10 @@ def _join(folder: Path) -> Plan:
 
 
 def _drop_former_keys(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a spec without the keys that only earlier versions knew, where their values had no effect."""
+    """Return the spec without each key that this version no longer knows, if the key's value had no effect.
+
+    A former key with any other value stays, and is refused as an unknown field later.
+    """
     changes = {path: None for path, idle in FORMER_KEYS if value_at(spec, path) == idle}
     return apply_change(spec, changes) if changes else spec
 

@@ -97,7 +97,7 @@ def patched_objects_exist(c: ValidValues, item: str) -> Iterator[Finding]:
 
 
 def _rendered_names(c: ValidValues) -> Mapping[str, Sequence[str]]:
-    """Return kind -> names of the objects of that kind that the plan will have."""
+    """Return kind -> names of the plan's objects of that kind, for the kinds that an overlay may patch."""
     plan, namespace, disruptions = c["name"], c["kubernetes.namespace"], c["kubernetes.disruptions"]
     units = [names.unit_name(plan, phase, index) for phase, count in c.num_units.items() for index in range(count)]
     gateway, runtime = names.gateway_name(plan), names.runtime_account(plan)

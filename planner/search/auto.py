@@ -71,9 +71,10 @@ class Choice:
         return self.search.chosen if self.search else ()
 
     def explain_resizing(self, former: Former, missed: Mapping[str, str]) -> "Choice":
-        """Return the choice with reasons that say what the `former` sizes, which it gives up, would miss.
+        """Return the choice in which each size that differs from the previous plan's also says why.
 
-        `missed` is path -> what the former size there would miss.
+        `former` is path -> size in the previous plan. `missed` is path -> the rule that the former sizes would break;
+        a size whose path is not in it gets no further reason.
         """
         resized = {each.path for each in self.decisions if former.get(each.path, each.value) != each.value}
         decisions = (

@@ -64,7 +64,7 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any], section: type[Bas
 
 
 def _replaced_paths(below: Mapping[str, Any], above: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield each path in `below` whose value `above` replaces as a whole, and all paths inside such values."""
+    """Yield each path whose value `above` sets as a whole, and all paths inside the value that `below` has there."""
     for key, value in above.items():
         at, there = f"{path}.{key}".lstrip("."), below.get(key)
         if isinstance(value, dict) and isinstance(there, dict):

@@ -192,7 +192,7 @@ def active_minutes(schedule: ScheduleSpec | None, phase: Phase, index: int) -> i
 
 
 def window_minutes(schedule: ScheduleSpec) -> list[int]:
-    """Return the minutes that each window of an ordinary day lasts, `[windows]`, in the order of the spec.
+    """Return how many minutes each window of an ordinary day lasts, in the order of the spec.
 
     A rule ensures that no two windows start at the same time.
     """

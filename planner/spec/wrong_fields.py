@@ -113,9 +113,9 @@ def _describe_accepted(path: str, kind: str) -> str:
 
 
 def _offer_value(path: str, meant: Any) -> Fix | str:
-    """Return the fix that writes `meant`, or an example if `meant` is None.
+    """Return a fix that sets the field at `path` to `meant`.
 
-    The fix is only words if the value may be a secret.
+    If `meant` is None, return an example of the field. If the value may be a secret, return advice in words only.
     """
     if meant is None:
         return example_at(path)
