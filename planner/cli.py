@@ -211,7 +211,7 @@ def _validate(arguments: argparse.Namespace) -> None:
 
 
 def _print_fits(fits: Mapping[Path, Fit], overlays: Sequence[Path]) -> None:
-    """Print that each valid spec is valid, and then what `plan` and `render` may still refuse, and its warnings."""
+    """Print for each spec that it is valid, what `plan` and `render` may still refuse in it, and its warnings."""
     for path, fit in fits.items():
         left = [f"left to plan: {finding}" for finding in fit.left_to_plan]
         left += [f"left to render, which refuses it: {finding}" for finding in fit.left_to_render]

@@ -231,7 +231,9 @@ class Candidate:
         return self.cost_with(self.spec, self.most_per_node)
 
     def cost_with(self, spec: Spec, most_per_node: Mapping[Phase, float]) -> "Cost | None":
-        """Return a day's cost and income of the units, with another `spec` or rates; None if `spec` has no `cost`."""
+        """Return a day's cost and income of the same units under another `spec` or other rates.
+
+        Return None if `spec` has no `cost`."""
         from planner.cost.cost import estimate_cost
 
         return estimate_cost(spec, self.schedule, self.units, most_per_node)

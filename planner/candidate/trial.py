@@ -68,7 +68,7 @@ class Trial:
 
     @property
     def _with_most_requests(self) -> ResolvedSpec:
-        """Return the spec; where prefill's `max_requests` is `auto`, with as many as KV holds, as it will be."""
+        """Return the spec, in which an `auto` of prefill's `max_requests` became as many as KV has room for."""
         if self.phase != "prefill" or f"{self.phase}.max_requests" not in self.spec.document.autos:
             return self.spec
         return self.spec.with_numbers(self.phase, {"max_requests": max(self.memory.full_requests, 1)})

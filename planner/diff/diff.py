@@ -58,7 +58,7 @@ def compare_plans(
     """Return the effects of changing from the plan `before` to the plan `after`.
 
     `notes` say how the plans were obtained. `files` are the manifests of `after`, if these are rendered already.
-    `no_figures` says why `before` has no figures, if not because it is from a rendered folder, which keeps none.
+    `no_figures` is the reason why `before` has no figures. It is empty for a rendered folder, which keeps none.
     `judged` is `before` with its figures for the expert loads of `after`, as `former.py` makes it. `remeasured` is
     `after` under the yardsticks of `before`, as `yardsticks.py` makes it; without it these figures are unknown. `added`
     names what else changes in pod templates.
@@ -130,7 +130,7 @@ def _yardsticks(before: Plan, remeasured: Remeasured) -> Yardsticks | None:
 
 
 def _decisions(before: Plan, after: Plan) -> Iterator[DecisionSides]:
-    """Yield the sizes of units that the planner decided and that differ from those before."""
+    """Yield the sizes of units that the planner decided and that differ between the plans."""
     decided = {each.path: each for each in after.decisions if each.why != DEFAULT}
     for phase in (each for each in after.phases if each in before.phases):
         for field in FIELDS:
@@ -190,7 +190,7 @@ def _compare_cost(before: Plan, after: Plan) -> Sides:
 
 
 def _performance(plan: Plan, phase: Phase) -> dict[str, Row]:
-    """Return the figures to compare of a phase's speed and of its load: name -> row."""
+    """Return name -> row of the figures of a phase's speed and load that are compared."""
     sections, names = (f"performance.{phase}", f"demand.{phase}"), (*SPEEDS, *UNSHOWN)
     return _traffic(plan, phase) | _figures(plan, sections, names)
 
@@ -203,7 +203,10 @@ def _traffic(plan: Plan, phase: Phase) -> dict[str, Row]:
 
 
 def _cost(plan: Plan) -> dict[str, Row]:
-    """Return the figures to compare of a day's cost: name -> row. The cost of all units on only if they stay on."""
+    """Return name -> row of the figures of a day's cost that are compared.
+
+    The cost with all units on is among them only if all units stay on.
+    """
     found = _figures(plan, ["cost"], COSTS)
     return {name: row for name, row in found.items() if name != IF_ALL_ARE_ON or _stays_on(plan)}
 

@@ -24,10 +24,10 @@ SECTION = "expert_load"
 def judge_former(former: Plan, found: Compiled | Plan) -> Plan:
     """Return the `former` plan with its figures for the expert loads of `found`.
 
-    A rendered folder's plan keeps no figures, and gets those of its demand alone, which the verdict needs.
+    The plan of a rendered folder has no figures. It gets only the figures of its demand, which the verdict needs.
 
-    The plan is returned as it is if it has met these loads already, or if nobody can tell what it makes of them:
-    `found` is a finished plan, has another model, or a file that the former spec names has changed.
+    The plan is returned unchanged if its figures are for these loads already. It is also unchanged if they cannot be
+    computed: if `found` is a finished plan or has another model, or if a file that the former spec names has changed.
     """
     if not isinstance(found, Compiled) or former.model != ModelShape.model_validate(found.resolved.model):
         return former
@@ -42,7 +42,7 @@ def judge_former(former: Plan, found: Compiled | Plan) -> Plan:
 
 
 def compare_loads(before: Plan, after: Plan, *, is_judged: bool) -> LoadSides | None:
-    """Return the loads that both plans were made for; None if they are the same, or if nobody knows the former ones.
+    """Return the expert loads of each plan; None if both have the same, or if the former ones are unknown.
 
     `is_judged` says whether the former plan's figures are for the loads of `after`.
     """
@@ -53,7 +53,10 @@ def compare_loads(before: Plan, after: Plan, *, is_judged: bool) -> LoadSides | 
 
 
 def identify_loads(made: Plan | ResolvedSpec) -> tuple[object, ...] | None:
-    """Return what tells loads from others; None for measured ones of a rendered folder, which keeps no digest."""
+    """Return a key that is equal for equal expert loads: a digest, or the alpha and seed of drawn loads.
+
+    Return None for measured loads of a rendered folder, which keeps no digest.
+    """
     loads = (made.spec if isinstance(made, Plan) else made.written).expert_load
     if loads.file is None:
         return loads.alpha, loads.seed

@@ -77,7 +77,9 @@ class Load:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the new plan's units miss more of the demand than the old plan's. Unknown demand is any demand."""
+        """Whether the new plan's units miss more of the demand than the old plan's.
+
+        A new plan without units is worse if the old one has some, unless the demand is known to be 0."""
         if not self.after:
             return self.before > 0 and self.asked != 0.0
         return (
@@ -125,8 +127,8 @@ class Hour:
 def cut_hours(before: Plan, after: Plan, by_former: tuple[Plan, Plan] | None = None) -> tuple[Hour, ...]:
     """Return the hours of all kinds of day.
 
-    `by_former` are both plans with their figures under the yardsticks of `before`: of the old one the higher rate of a
-    unit counts to tell what got worse, and of the new one the lower.
+    `by_former` has both plans with their figures under the yardsticks of `before`, where these differ. A unit then has
+    two rates in each plan. To tell what got worse, the higher rate of the old plan and the lower of the new one count.
     """
     phases = tuple(dict.fromkeys([*before.phases, *after.phases]))
     old_former, new_former = by_former or (before, after)
@@ -202,7 +204,8 @@ def has_controller(plan: Plan) -> bool:
 def share_of_hits(before: Plan, after: Plan) -> float:
     """Return the share of the cache hits on the plan `before` that the `kv_cache` of the plan `after` still has.
 
-    Hits fall with the cache's size as in the trace of reused prompts. None are left if nobody knows how many are.
+    Hits fall with the cache's size as in the trace of reused prompts. If the trace cannot tell, all hits remain with an
+    equal cache, and none with another.
     """
     old, new = before.spec.kv_cache, after.spec.kv_cache
     if old.memory is None or not hit_rate(before, after):
@@ -216,12 +219,12 @@ def share_of_hits(before: Plan, after: Plan) -> float:
 
 
 def hit_rate(*plans: Plan) -> float:
-    """Return the share of prompt tokens that the plans' traffic takes from a cache: the largest; 0 without traffic."""
+    """Return the largest share of prompt tokens that any plan's traffic takes from a cache; 0 without traffic."""
     return max((plan.spec.traffic.cache_hit_rate for plan in plans if plan.spec.traffic), default=0.0)
 
 
 def _traced_hits(plan: Plan, known: Plan) -> float:
-    """Return the trace's hit rate with a plan's cache on the nodes, and for the traffic, of another; 0 if unknown."""
+    """Return the trace's hit rate with the cache of `plan` on the nodes and traffic of `known`; 0 if unknown."""
     section, spec, memory = known.kv_cache, plan.spec.kv_cache, known.spec.kv_cache.memory
     if section is None or section.kept is None or spec.memory is None or memory is None:
         return 0.0
@@ -247,7 +250,7 @@ def full_unit_rate(plan: Plan, phase: Phase) -> float | None:
 def _unit_rates(
     phases: Iterable[Phase], plans: Sequence[Plan], choose: Callable[[Iterable[float]], float] = min
 ) -> dict[Phase, float]:
-    """Return phase -> the lowest of the plans' known rates of a unit, or the one to `choose`."""
+    """Return phase -> one unit's tokens/s, which `choose` picks from the plans' rates; unknown rates are left out."""
     known = {phase: [rate for plan in plans if (rate := full_unit_rate(plan, phase))] for phase in phases}
     return {phase: choose(rates) for phase, rates in known.items() if rates}
 
@@ -255,7 +258,8 @@ def _unit_rates(
 def _list_days(before: Plan, after: Plan, *, are_shifted: bool) -> list[Day]:
     """Return the kinds of day. The ordinary one comes first, and is left out if each weekday has its own.
 
-    If clocks are shifted, an evening may be part of the next day, so days are alike if those before and after are too.
+    If clocks are shifted, an evening may be part of the next day. Days then are of one kind only if the days before
+    and after them are alike too.
     """
     tables, traffics = [plan.timetable for plan in (before, after)], [plan.spec.traffic for plan in (before, after)]
     lists = [[other.days for other in each.other_days] for each in (*tables, *traffics) if each is not None]
@@ -278,7 +282,7 @@ def _day_beside(day: str, ahead: int) -> str:
 def _demand(traffic: TrafficSpec, share: float, day: str | None) -> TimesOfDay[Mapping[Phase, float]]:
     """Return the tokens/s that traffic asks of each phase at the times of `day`.
 
-    `share` is that of the cache hits that remain; the others' tokens are computed.
+    `share` is the share of cache hits that remain. The tokens of all other hits are computed.
     """
     traffic = traffic.model_copy(update={"cache_hit_rate": traffic.cache_hit_rate * share})
     profile, usual = traffic.profile_on(day), traffic.profile or [1.0]
@@ -304,7 +308,10 @@ def _clock_shifts(before: Plan, after: Plan) -> tuple[int, ...]:
 
 
 def _shifted(times_on: Callable[[str | None], TimesOfDay[Value]], day: str | None, minutes: int) -> TimesOfDay[Value]:
-    """Return the step function of a day with all times so much later: a part of it is that of the day beside."""
+    """Return the step function of `day` with all times `minutes` later.
+
+    Part of it comes from the day before, or from the day after if `minutes` is negative.
+    """
     if not minutes:
         return times_on(day)
     own, other = times_on(day), times_on(day and _day_beside(day, -1 if minutes > 0 else 1))

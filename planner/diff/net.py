@@ -12,7 +12,7 @@ from planner.report.as_run import as_run
 
 
 def compare_days(before: Plan, after: Plan) -> Net:
-    """Return what a day leaves before and after the change, and the capacity of each phase that both plans have."""
+    """Return a day's income less its cost before and after the change, and the capacity of phases in both plans."""
     has_income = all(plan.cost and plan.cost.revenue_usd_per_day is not None for plan in (before, after))
     old, new = (_usd_left(plan, has_income=has_income) for plan in (before, after))
     known = {phase: (_capacity(before, phase), _capacity(after, phase)) for phase in PHASES}
@@ -35,7 +35,7 @@ def describe_net(net: Net) -> Iterator[str]:
 
 
 def _usd_left(plan: Plan, *, has_income: bool) -> float | None:
-    """Return a day's income less its cost; without income, the cost below zero. None without a price."""
+    """Return a day's income less its cost, in dollars; without `has_income` minus the cost, None without a price."""
     cost = as_run(plan).cost
     if cost is None:
         return None

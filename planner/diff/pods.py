@@ -89,9 +89,9 @@ def _phase(name: str, plan: Plan) -> Workload:
 
 
 def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan, *, has_same_image: bool) -> bool:
-    """Return whether a workload changes in turn: while others serve, when the controller or else the provider says so.
+    """Return whether a workload changes in turn, while others serve, as the controller or else the provider decides.
 
-    Both need the same KV format and certificates before and after: otherwise old and new pods do not
+    Turns need the same KV format and certificates before and after: otherwise old and new pods do not
     talk to each other. The provider's turns need the same nodes as well
     (`stacks/provider/rollout.py`). The controller waits with a turn until the unit's new nodes are free, but units that
     wait for each other's nodes change together. Units of another engine whose image changes do not change in turn,
@@ -126,9 +126,9 @@ def _waits_for_itself(name: str, before: Plan, after: Plan) -> bool:
 
 
 def _causes(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> dict[str, Values | None]:
-    """Return in words what differs between a workload's old and new pods, with values that are short.
+    """Return what differs between a workload's old and new pods -> (old, new) values, or None if these are long.
 
-    Nothing differs if the pods are kept.
+    The result is empty if the pods are kept.
     """
     places = {field: (getattr(old, field), getattr(new, field)) for field in ("kind", "namespace")}
     found: dict[str, Values | None] = {field: sides for field, sides in places.items() if sides[0] != sides[1]}
@@ -143,7 +143,7 @@ def _causes(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> dict[
 
 
 def _named_differences(old: Any, new: Any) -> dict[str, Values | None]:
-    """Return the fields that differ between two templates, with values where a whole field is short."""
+    """Return each field that differs between two templates -> its (old, new) values, or None if these are long."""
     found: dict[str, Values | None] = {}
     for path, *sides in _differences(old, new):
         name, is_whole = _field_name(path)
@@ -152,7 +152,10 @@ def _named_differences(old: Any, new: Any) -> dict[str, Values | None]:
 
 
 def _launch_file_causes(name: str, before: Plan, after: Plan) -> dict[str, Values | None]:
-    """Return in words which fields of the workload's launch file differ; in place of all limits, those that do."""
+    """Return the name of each field of the workload's launch file that differs -> its values, or None if long.
+
+    Of the limits, each limit that differs is named.
+    """
     file = names.GATEWAY_LAUNCH_FILE if name == names.gateway_name(after.name) else names.launch_file(name)
     old, new = (plan.launch_documents.get(file, {}) for plan in (before, after))
     found: dict[str, Values | None] = {}
@@ -173,7 +176,7 @@ def _differing_limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[st
 
 
 def _short_values(old: Any, new: Any) -> Values | None:
-    """Return two values as text, if both are plain and short enough for a line."""
+    """Return two values as text; None unless both are plain and short enough for a line."""
     if not all(isinstance(each, str | int | float) and len(str(each)) <= MAX_VALUE for each in (old, new)):
         return None
     return str(old).strip(), str(new).strip()

@@ -51,9 +51,11 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> Pair:
 
 @contextmanager
 def refuse_contradictions(*given: Path | None) -> Iterator[None]:
-    """Raise CallError where a PLAN.json of `given` fails to be shown: its figures contradict each other.
+    """Turn, in the `with` block, an error that contradictory figures cause into a CallError about the PLAN.json.
 
-    A plan of our own never does. Whoever edits a figure and seals the plan again may break what follows from it in more
+    Without a plan file in `given` the error stays as it is.
+
+    Figures of our own plans never contradict each other. Whoever edits a figure and seals the plan again may break what follows from it in more
     ways than checks can name, and none may end in a traceback.
     """
     try:

@@ -77,7 +77,7 @@ class _Step:
 def judge_rollouts(
     before: Plan, after: Plan, changes: Sequence[UnitChange], hours: Sequence[Hour]
 ) -> dict[Tool, Rollout]:
-    """Return how the change goes with each tool: verdict, duration, and the least that serves."""
+    """Return how the change goes with each tool: verdict, duration, and the fewest units that serve."""
     in_pairs = _changes_in_pairs(before, after)
     steps = tuple(_steps(before, after, changes, hours, in_pairs=in_pairs))
     go_last = _units_that_go_last(before, after, changes)
@@ -120,7 +120,7 @@ def may_take_turns(plan: Plan) -> bool:
 def rollout_s(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool, in_pairs: bool = False) -> int:
     """Return the seconds, rounded up, until all pods are ready if every unit is on.
 
-    `in_turns` says whether units that can change one by one do so; `in_pairs` is that of `_Way`.
+    `in_turns` says whether units that can change one by one do so; `in_pairs` is as in `_Way`.
     """
     turns = [each for each in changes if each.in_turn and in_turns]
     together = [each for each in changes if each.change in STARTING_FATES and each not in turns]
@@ -138,7 +138,7 @@ def rollout_s(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool, in_p
 
 
 def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> Iterator[str]:
-    """Yield what verdict and minutes assume, because no spec says it."""
+    """Yield the assumptions behind the verdict and the minutes, on things that no spec states."""
     if not is_same_deployment(before, after):
         yield "the first deployment ends when the change is applied; if its folder stays, both run and need nodes"
     if not any(each.change in (*ENDING_FATES, "new") for each in changes):
@@ -204,7 +204,10 @@ def _steps(
 
 
 def _stand_ins(plan: Plan, changes: Sequence[UnitChange], on: Collection[str]) -> Iterator[Phase]:
-    """Yield the phases in which the controller can start one unit more than `on`: the largest state has room."""
+    """Yield the phases in which the controller can start one unit more while one of `on` changes.
+
+    The nodes for it are free because the largest state of the day uses more nodes. Nothing without a schedule.
+    """
     if not has_controller(plan) or plan.timetable is None:
         return
     sizes = {unit.name: len(unit.nodes) for unit in plan.units}

@@ -24,10 +24,10 @@ def diff_text(change: Change) -> str:
     return "".join(f"{printable(without_passwords(line))}\n" for line in lines)
 
 
-def _cut(told: Sequence[tuple[int, list[str]]], cap: int) -> list[str]:
-    """Return the lines of all topics: of each at most its own limit, and at most `cap`. `told` has (limit, lines)."""
+def _cut(topics: Sequence[tuple[int, list[str]]], cap: int) -> list[str]:
+    """Return the lines of all topics, at most `cap` of each. `topics` has (own limit, lines) of each."""
     found: list[str] = []
-    for most, lines in told:
+    for most, lines in topics:
         room = min(most, cap)
         found += lines if len(lines) <= room else [*lines[: room - 1], f"{' ' * INDENT}..."]
     return found

@@ -276,7 +276,7 @@ def _unjudged(change: Change) -> Iterator[str]:
 
 
 def _yardsticks(change: Change) -> Iterator[str]:
-    """Yield a line on the yardsticks that moved, and one on what else the new plan's figures would be."""
+    """Yield a line on the yardsticks that moved, and one on the new plan's figures under the former yardsticks."""
     moved = change.yardsticks
     if moved is None:
         return
@@ -412,7 +412,7 @@ def _failures(change: Change) -> Iterator[str]:
 
 
 def _warnings(change: Change) -> Iterator[str]:
-    """Yield a line for each warning that is new, that has other numbers, or that is gone. `tidemill plan` has fixes."""
+    """Yield a line for each warning that is new, that has other numbers, or that is gone, without its fix."""
     yield from (f"new: {each.rule_and_reason} [{each.id}]" for each in change.warnings.new)
     for sides in change.warnings.changed:
         yield f"changed: {_changed_numbers(sides)} [{sides.after.id}]"

@@ -64,7 +64,7 @@ class Remeasured:
 def measure_by_former(former: Plan, found: Compiled | Plan, known_loads: Loads | None = None) -> Remeasured:
     """Return what the change moves, and the plan of `found` with its figures under the yardsticks of `former`.
 
-    Without figures of `former`, as in a rendered folder, the plan gets those of its demand alone. `known_loads` are the
+    If `former` has no figures, as in a rendered folder, the plan gets only figures of its demand. `known_loads` are the
     measured expert loads that `former` was made for, if the caller has read them.
     """
     after = found if isinstance(found, Plan) else found.deployed_with_demand
@@ -144,9 +144,10 @@ def _former_sections(former: Plan, spec: ResolvedSpec, after: Plan) -> dict[str,
 
 
 def _former_loads(former: Plan, spec: ResolvedSpec, known: Loads | None) -> Loads | None:
-    """Return the expert loads that `former` was made for; None if nobody knows them.
+    """Return the expert loads that `former` was made for; None if they are unknown.
 
-    Loads that are drawn before and after are drawn with the new seed, and those of another model are no yardstick.
+    If loads are drawn in both specs, the former ones are drawn with the new seed. For another model, return the new
+    spec's loads.
     """
     old, new = former.spec.expert_load, spec.written.expert_load
     if old.file is None:
@@ -184,12 +185,12 @@ def _moved_loads(former: Plan, found: Compiled | Plan, after: Plan, loads: Loads
 
 
 def _others(plan: Plan) -> dict[str, Any]:
-    """Return what a plan's spec says beside its expert loads; how maps change while units run is not of these."""
+    """Return a plan's spec without its expert loads, but with `live`: how maps change while units run."""
     return plan.written | {LOADS: plan.written.get(LOADS, {}).get("live")}
 
 
 def _former_requests(former: Plan, after: Plan) -> dict[Phase, dict[str, int]]:
-    """Return phase -> the lengths of its mean request, if the former limits told them and the new ones tell others."""
+    """Return phase -> lengths of its former mean request, where these followed from limits and the limits changed."""
     traffic = former.spec.traffic or after.spec.traffic
     if traffic is not None and traffic.requests is not None:
         return {}
@@ -207,7 +208,7 @@ def _is_left_to_limits(plan: Plan, phase: Phase) -> bool:
 
 
 def _mean_request(plan: Plan, phase: Phase) -> dict[str, int]:
-    """Return the lengths that the limits of a phase tell of its mean request, as fields of its operating point."""
+    """Return the lengths of a phase's mean request that follow from limits, as fields of its operating point."""
     lengths, kv_room = request_lengths(plan.spec, phase), plan.memory[phase].kv_tokens if phase in plan.memory else None
     kv_tokens = lengths.kv_within(kv_room, plan.spec.phase(phase).max_requests)
     fields = {"prompt_tokens": lengths.prompt, "kv_tokens": kv_tokens}
@@ -215,7 +216,7 @@ def _mean_request(plan: Plan, phase: Phase) -> dict[str, int]:
 
 
 def _require_room_for_requests(former: Plan, after: Plan) -> None:
-    """Raise Unknown if the former mean request is longer than the new plan lets any be."""
+    """Raise Unknown if the former mean request is longer than the new plan's longest request."""
     for phase, lengths in _former_requests(former, after).items():
         tokens, most = max(lengths.values()), after.spec.phase(phase).max_request_tokens
         if tokens > most:
@@ -226,9 +227,9 @@ def _require_room_for_requests(former: Plan, after: Plan) -> None:
 
 
 def _fit_point(point: Mapping[str, Any], spec: Spec, *, has_traffic: bool) -> dict[str, Any] | None:
-    """Return an operating point with loads as high as its own, or as the limits of the spec's phases allow.
+    """Return the operating point `point` with its loads cut at the limits of `spec`, for the phases of `spec`.
 
-    With traffic, the share of cache hits is that of the traffic.
+    With traffic, the share of cache hits is left out, because the traffic gives it. None if no field is left.
     """
     found = {key: value for key, value in point.items() if key not in PHASES or key in spec.phases}
     for phase in (each for each in spec.phases if each in found):
@@ -241,7 +242,7 @@ def _fit_point(point: Mapping[str, Any], spec: Spec, *, has_traffic: bool) -> di
 
 
 def _stricter(old: SloSpec, new: SloSpec) -> dict[str, float] | None:
-    """Return the smaller of both promises for each latency; None without any."""
+    """Return latency -> the smaller of both promises, in ms; None if neither spec promises a latency."""
     promised = {
         name: [each for slo in (old, new) if (each := getattr(slo, name)) is not None] for name in SloSpec.model_fields
     }
