@@ -233,7 +233,8 @@ class Candidate:
     def cost_with(self, spec: Spec, most_per_node: Mapping[Phase, float]) -> "Cost | None":
         """Return a day's cost and income of the same units under another `spec` or other rates.
 
-        Return None if `spec` has no `cost`."""
+        Return None if `spec` has no `cost`.
+        """
         from planner.cost.cost import estimate_cost
 
         return estimate_cost(spec, self.schedule, self.units, most_per_node)

@@ -79,7 +79,8 @@ class Load:
     def is_worse(self) -> bool:
         """Whether the new plan's units miss more of the demand than the old plan's.
 
-        A new plan without units is worse if the old one has some, unless the demand is known to be 0."""
+        A new plan without units is worse if the old one has some, unless the demand is known to be 0.
+        """
         if not self.after:
             return self.before > 0 and self.asked != 0.0
         return (

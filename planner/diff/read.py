@@ -55,8 +55,8 @@ def refuse_contradictions(*given: Path | None) -> Iterator[None]:
 
     Without a plan file in `given` the error stays as it is.
 
-    Figures of our own plans never contradict each other. Whoever edits a figure and seals the plan again may break what follows from it in more
-    ways than checks can name, and none may end in a traceback.
+    Figures of our own plans never contradict each other. Whoever edits a figure and seals the plan again may break what
+    follows from it in more ways than checks can name, and none may end in a traceback.
     """
     try:
         yield

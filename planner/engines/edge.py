@@ -85,7 +85,7 @@ class Edge:
 
 
 def make_edge(port: int, image: str) -> Edge:
-    """Return the proxy that answers at `port` for the router behind it."""
+    """Return the proxy that listens at `port` and passes requests to the router behind it."""
     locations = [LOCATION.format(path=path, method=method) for method, paths in ANSWERED.items() for path in paths]
     config = CONFIG.format(
         workers=WORKERS,

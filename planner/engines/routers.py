@@ -19,7 +19,7 @@ Option = tuple[str, ...]  # an option's name and values
 
 
 def discovery_options(spec: Spec, port: int, *labels: str) -> Iterator[Option]:
-    """Yield the options by which a router finds pods to call at `port`: units' pods that also have `labels`."""
+    """Yield the options by which a router finds the pods of units that have `labels`, and calls them at `port`."""
     yield ("--service-discovery",)
     yield "--service-discovery-namespace", spec.kubernetes.namespace
     yield "--service-discovery-port", str(port)

@@ -164,7 +164,7 @@ def router(spec: Spec, start_s: int, image: str) -> Container:
 
 
 def captured_batches(max_requests: int) -> list[int]:
-    """Return the batch sizes to capture CUDA graphs for: up to `max_requests`, closer together for small batches.
+    """Return the batch sizes to capture CUDA graphs for, up to `max_requests`. Small sizes are closer together.
 
     Up to 512 requests these are at most 51 sizes, for which memory is planned.
     """

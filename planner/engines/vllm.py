@@ -133,7 +133,7 @@ def unit_container(spec: Spec, unit: Unit, known: PhaseFacts, image: str) -> Con
 def router(spec: Spec, start_s: int, image: str) -> Container:
     """Return the container of vLLM's router, which finds the units' pods by label and calls the ready ones.
 
-    The router answers through a proxy only.
+    Callers reach the router only through a proxy.
     """
     options: tuple[Option, ...] = (
         ("--host", ROUTER_ADDRESS),

@@ -19,7 +19,7 @@ from planner.spec.resolved import ResolvedSpec
 
 
 def is_predictable(spec: ResolvedSpec, phase: Phase) -> bool:
-    """Return whether a phase's speed can be predicted: rates and links of its GPU and the model's kernels are known."""
+    """Return whether a phase's speed can be predicted. Rates and links of its GPU and the kernels must be known."""
     gpu = spec.gpu_of(phase)
     known = build_machine(gpu, spec.written.gpu_name(phase)) is not None and bool(gpu.nvlink_gb_per_s)
     return known and bool(gpu.nic_gbps) and explain_unpredictable(spec.model) is None

@@ -60,7 +60,7 @@ def failure_domains(
 def _rack_partitions(units: Sequence[Unit], layout: PhaseLayout, racks: Mapping[str, str]) -> Domains:
     """Return each distinct way in which units are spread over racks, as the rack number of each rank.
 
-    Racks are numbered from 0 in the order of ranks. Returns nothing if some rack is not named.
+    Racks are numbered from 0 in the order of ranks. The result is empty if some rack is not named.
     """
     partitions: dict[tuple[int, ...], None] = {}
     for unit in units:

@@ -48,7 +48,7 @@ def predict_phases(
 ) -> tuple[PhaseOutlook, ...]:
     """Predict each phase with its expert map, corrected by a user's own measurements (`calibration`) if given.
 
-    `engine` is the engine that runs the phases; None means the spec's. Raises CallError if no measurement is of a phase
+    `engine` is the engine that runs the phases, by default the spec's. Raises CallError if no measurement is of a phase
     of the plan, or if one is implausible.
     """
     if calibration is not None:

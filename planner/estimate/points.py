@@ -15,7 +15,7 @@ from planner.spec.undecided import AUTO
 
 
 def operating_point(spec: ResolvedSpec, phase: Phase, kv_room: int | None) -> OperatingPoint:
-    """Return a phase's operating point: the one that the spec writes, else one derived from the phase's limits.
+    """Return the operating point that the spec writes for a phase, else one derived from the phase's limits.
 
     A step of prefill has no more tokens than `max_requests` prompts. `kv_room` is the number of tokens of KV that a GPU
     holds, or None if unknown.
@@ -67,7 +67,7 @@ def _inherited_fields(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
 
 
 def _output_tokens(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any]) -> dict[str, float]:
-    """Return `output_tokens` -> its value for mixed units; empty for other phases.
+    """Return {`output_tokens`: its value} for mixed units; empty for other phases.
 
     The value follows from the traffic's ratio or, without traffic, is twice the mean KV beyond the prompt.
     """
@@ -82,7 +82,7 @@ def _output_tokens(spec: ResolvedSpec, phase: Phase, numbers: Mapping[str, Any])
 def _written_point(section: PhaseSpec, numbers: dict[str, Any], kv_room: int | None) -> OperatingPoint:
     """Return the operating point from the spec's `numbers`, with each `auto` set to what limits and memory allow.
 
-    `numbers` is changed.
+    The function changes `numbers`.
     """
     if numbers.get("step_tokens", AUTO) == AUTO:
         numbers["step_tokens"] = section.max_batch_tokens

@@ -32,8 +32,9 @@ ROUNDING_STEPS = 1000  # utilisations are rounded down to thousandths
 def with_promised_utilisation(spec: ResolvedSpec, case: Case, rate: float) -> Case:
     """Return `case` at the highest utilisation whose mean TTFT meets the SLO, but at least MIN_UTILISATION.
 
-    `rate` is the case's saturated rate, in computed tokens/s of one GPU. The case is unchanged if the SLO does not set
-    its utilisation. If MIN_UTILISATION is too much for the TTFT, the prediction misses the SLO.
+    `rate` is the case's saturated rate, in computed tokens/s of one GPU. The case is unchanged if it is not prefill, or
+    if the spec has no TTFT or writes the utilisation. If MIN_UTILISATION is too much for the TTFT, the prediction
+    misses the SLO.
     """
     promised, point = spec.written.slo.ttft_ms, case.point
     if promised is None or not is_set_by_ttft(spec.written, case.phase):
@@ -59,7 +60,7 @@ def relative_utilisation(found: Prediction, promised_ms: float | None) -> float:
 
 
 def shorter_steps(spec: ResolvedSpec) -> tuple[str, Sequence[int]]:
-    """Return the path of the field that sets prefill's step length, and shorter lengths, at which prompts wait less.
+    """Return (path of the field that sets prefill's step length, shorter lengths, at which prompts wait less).
 
     The lengths are powers of two in tokens, largest first; none if `auto` decides the field.
     """
@@ -74,7 +75,7 @@ def shorter_steps(spec: ResolvedSpec) -> tuple[str, Sequence[int]]:
 
 
 def is_set_by_ttft(spec: Spec, phase: Phase) -> bool:
-    """Return whether the TTFT SLO sets the phase's utilisation: for prefill, unless the spec writes it."""
+    """Return whether the TTFT SLO sets the phase's utilisation. It does for prefill, unless the spec writes it."""
     point = spec.operating_point.prefill
     is_written = point is not None and point.utilisation is not None
     return phase == "prefill" and spec.slo.ttft_ms is not None and not is_written

@@ -46,10 +46,10 @@ ROUNDING = 1e-9  # covers rounding: a bound may be too low, never too high
 def compute_bounds(
     loads_LE: Floats, sizes: Sizes, *, within_nodes: bool, are_covered: bool = False, split: SplitRule = "equal"
 ) -> tuple[Floats, tuple[BoundKind, ...]]:
-    """Return a lower bound on max over mean for each layer, `[L]`, and its kind; 1.0 for a layer without load.
+    """Return (a lower bound on max over mean of each layer, `[L]`; its kind). It is 1.0 for a layer without load.
 
-    With `within_nodes` the bound is for maps that keep groups on nodes only, with `are_covered` for maps with at least
-    two replicas of each expert.
+    With `within_nodes` the bound holds only for maps that keep groups on nodes, with `are_covered` only for maps with
+    at least two replicas of each expert.
     """
     bounds_KL = np.zeros((len(KINDS), len(loads_LE)))
     bounds_KL[:4] = native.lower_bounds(loads_LE, sizes)

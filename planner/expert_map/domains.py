@@ -33,7 +33,7 @@ def fewest_slots_per_gpu(num_experts: int, domains: Domains) -> int | None:
 
 
 def count_uncovered(physical_to_logical: Iterable[Sequence[int]], domains: Domains) -> int:
-    """Return how many experts have all their replicas in one domain, in the worst layer and partition."""
+    """Return how many experts of a layer have all their replicas in one domain, in the worst layer and partition."""
     return max(_uncovered(slots, partition) for slots in physical_to_logical for partition in domains)
 
 

@@ -18,7 +18,7 @@ from planner.expert_map.weigh import Floats, Ints
 
 
 def choose_policy(sizes: Sizes, policy: Policy) -> tuple[Policy, str]:
-    """Return (policy, reason): `global` for experts on any node, `hierarchical` for experts with their group."""
+    """Return (policy, reason). `global` lets experts be on any node; `hierarchical` keeps each group on one node."""
     if policy != "auto":
         return policy, "as asked for"
     if sizes.num_nodes == 1:

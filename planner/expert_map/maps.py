@@ -116,7 +116,11 @@ def make_map(
 
 
 def _first_map(problem: Problem) -> _FreshMap:
-    """Return the map of the first step; with failure domains only a packing with two replicas of each expert."""
+    """Return the map of the first step.
+
+    With failure domains it is only a packing with at least two replicas of each expert, or the map with all experts on
+    each GPU.
+    """
     loads_LE, sizes = problem.loads_LE, problem.sizes
     if problem.domains:
         slots_LGS = native.pack(loads_LE, sizes, least=2)[0]
@@ -181,9 +185,9 @@ def _explain_split_groups(front: Sequence[FrontPoint], chosen: FrontPoint) -> st
 def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effort) -> Ints:
     """Return a map with any expert on any GPU, slots `[L, G, S]`. Smaller sizes are searched longer.
 
-    A layer is done when it is near the bound and no worse than EPLB's; with effort `fast`, as soon as it is better than
-    EPLB's. Layers that are not done are searched again from starts with other numbers of replicas, and layers that stay
-    worse than EPLB's a few more times.
+    A layer is done when it is near the bound and no worse than EPLB's. With effort `fast` it is done as soon as it is
+    better than EPLB's. Layers that are not done are searched again from starts with other numbers of replicas, and
+    layers that stay worse than EPLB's a few more times.
     """
     num_layers, num_experts = loads_LE.shape
     if sizes.slots_per_gpu >= num_experts:
@@ -232,7 +236,7 @@ def _retry_layers(
 
 
 def _repack(loads_LE: Floats, sizes: Sizes, slots_LGS: Ints) -> Ints:
-    """Return a map with two slots per GPU, `[L, G, 2]`, whose replicas are paired anew: the heaviest with the lightest.
+    """Return a map with two slots per GPU, `[L, G, 2]`, in which the heaviest replicas share GPUs with the lightest.
 
     A layer stays as it is if new pairs would make its fullest GPU fuller.
 

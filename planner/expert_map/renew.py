@@ -41,7 +41,7 @@ def renew(
     within_nodes: bool,
     keeps_groups_whole: bool,
 ) -> Ints:
-    """Return the renewed map, slots `[L, G, S]`; an expert that stays on a GPU keeps its slot.
+    """Return the renewed map, slots `[L, G, S]`. An expert that stays on a GPU keeps its slot there.
 
     For each layer these maps are tried in turn, and the first acceptable one is taken: the previous map, a map near it,
     the fresh map with its GPUs renumbered. If none is acceptable, the fresh map is taken. A layer is acceptable if its
@@ -98,7 +98,7 @@ def keep_or_replace(
 
 
 def _meets_constraints(problem: Problem, slots_LGS: Ints, keeps_groups_whole: bool) -> Flags:
-    """Return whether each layer's map meets the constraints, `[L]`: experts in two failure domains, whole groups."""
+    """Return whether each layer's experts are in two failure domains and its groups whole, where required, `[L]`."""
     is_covered_L = [not problem.domains or not count_uncovered([row], problem.domains) for row in as_rows(slots_LGS)]
     is_whole_L = not keeps_groups_whole or _groups_are_whole(slots_LGS, problem.sizes, problem.loads_LE.shape[1])
     return np.array(is_covered_L) & is_whole_L
@@ -115,7 +115,10 @@ def _match_all(problem: Problem, fresh_LGS: Ints, previous_LGS: Ints, within_nod
 
 
 def _search_near(problem: Problem, start_LGS: Ints, target_L: Floats, may_split: bool, within_nodes: bool) -> Ints:
-    """Return a map near the start, slots `[L, G, S]`. If groups may be split, experts off their home node cost more."""
+    """Return a map near the start, slots `[L, G, S]`, whose max/mean the search brings down to `target_L` if it can.
+
+    If groups may be split, experts off their home node cost more. With `within_nodes`, experts stay on their nodes.
+    """
     may_spill = may_split and problem.is_plain
     prices_LEG = 1 - _find_holders(problem, start_LGS).astype(np.uint8)
     if may_spill:

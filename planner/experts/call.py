@@ -172,7 +172,7 @@ def _nearest_multiples(value: int, unit: int) -> Fix:
 
 
 def _fitting_groups(groups: int, fitting: Sequence[int]) -> Fix:
-    """Offer the nearest numbers of groups in `fitting`, if there are any, and --policy global, which ignores groups."""
+    """Offer the numbers in `fitting` nearest to `groups`, if there are any, and --policy global, which ignores them."""
     ignored = Fix("use --policy global", ({"--policy": "global"},))
     if not fitting:
         return ignored

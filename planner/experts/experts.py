@@ -99,7 +99,10 @@ def _read_loads(call: ExpertsCall) -> _MeasuredLoads | Finding:
 
 
 def _select_moe_rows(first_layer: int | None, measured: LoadFile) -> Loads:
-    """Return the rows of MoE layers. Empty rows from `first_layer` on belong to layers that a hash table routes."""
+    """Return the rows of MoE layers, which begin at `first_layer`, by default at the first layer with load.
+
+    Rows of zeros from `first_layer` on belong to layers that a hash table routes; they become equal loads.
+    """
     if first_layer is None or measured.first_layer is None or not 0 <= first_layer < measured.first_layer:
         return measured.loads
     hashed = [layer < measured.first_layer for layer in range(first_layer, len(measured.rows))]
@@ -124,7 +127,7 @@ def _wrong_arguments(call: ExpertsCall, measured: _MeasuredLoads | Finding) -> I
 
 
 def _first_layer(call: ExpertsCall, measured: _MeasuredLoads, previous: MapFile | Finding | None) -> int:
-    """Return the number of the first MoE layer, from --first-layer, the recording or the previous map, else 0."""
+    """Return the index of the first MoE layer, from --first-layer, the recording or the previous map; else 0."""
     if call.first_layer is not None:
         return call.first_layer
     if measured.first_layer is not None:

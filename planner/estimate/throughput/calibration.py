@@ -101,7 +101,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def calibrate(case: Case, evidence: Evidence, calibration: Calibration) -> tuple[Case, Evidence, Correction | None]:
-    """Return the case corrected by the file's factor, evidence that names the file, and the correction.
+    """Return (the case corrected by the file's factor, evidence that names the file, the correction).
 
     If the file has no row of the phase, case and evidence are unchanged and the correction is None. Raises CallError
     for an implausible row.
@@ -128,7 +128,7 @@ def calibrate(case: Case, evidence: Evidence, calibration: Calibration) -> tuple
 
 
 def require_rows(calibration: Calibration, phases: Sequence[Phase]) -> None:
-    """Raise CallError if no measured row is of any of `phases`: the file would change nothing."""
+    """Raise CallError if no measured row is of any of `phases`, because the file would then change nothing."""
     if any(_covers_phase(row, phase) for row in calibration.rows for phase in phases):
         return
     of = " and ".join(dict.fromkeys(row.phase or "decode or mixed units" for row in calibration.rows))
@@ -156,7 +156,7 @@ def _measured_over_predicted(row: Measurement, case: Case, calibration: Calibrat
 
 
 def _parse_documents(text: str) -> list[Any]:
-    """Return the file's JSON documents: a list, a single document, or one per line."""
+    """Return the file's JSON documents. The file has a list of them, a single one, or one per line."""
     try:
         found = json.loads(text, object_pairs_hook=reject_repeats)
     except json.JSONDecodeError:
@@ -177,7 +177,7 @@ def _measurements(documents: Sequence[Any]) -> Iterator[Measurement]:
 
 
 def _read_sglang_point(each: Mapping[str, Any]) -> dict[str, float]:
-    """Return `kv_tokens` -> the mean KV length of requests in a result of SGLang's benchmark.
+    """Return {`kv_tokens`: the mean KV length of requests} in a result of SGLang's benchmark.
 
     The result is empty if the benchmark does not give the requests' lengths. The benchmark's concurrency is not used,
     because it counts the whole service.

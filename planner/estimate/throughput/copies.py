@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def expected_copies(model: Model, num_gpus: int, num_nodes: int, *, groups_on_nodes: bool) -> Exchange:
-    """Return the expected number of copies of one token that are sent to other GPUs and to other nodes."""
+    """Return the expected number of copies of one token that are sent to other GPUs and to other nodes.
+
+    `groups_on_nodes` says whether each group of experts is on one node.
+    """
     experts = model.num_experts_per_token
     to_gpu = 1 - (1 - 1 / num_gpus) ** experts
     to_node = 1 - (1 - 1 / num_nodes) ** experts

@@ -43,8 +43,8 @@ class EngineModel:
     def restrict_to(self, gpu: str) -> "EngineModel":
         """Return the engine's constants for `gpu`.
 
-        Constants that were measured only on GPUs with other kernels are left out. Engines have other kernels for
-        attention, experts and exchange where matmuls take FP4.
+        Factors of phases that were measured only on GPUs with other kernels are left out. Engines have other kernels
+        for attention, experts and exchange where matmuls take FP4.
         """
         kept = {
             phase: factor

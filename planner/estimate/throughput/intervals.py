@@ -112,8 +112,8 @@ def evidence_for(engine: EngineModel, phase: Phase, machine: Machine, unmeasured
 def add_range(mid: float, bound: float, evidence: Evidence, drifted: float | None = None) -> Estimate:
     """Return the predicted rate `mid` with the range that its evidence justifies.
 
-    `bound` is the rate without overheads, and `drifted` the rate with the most drift of experts' popularity. A range of
-    a factor of two already covers drift.
+    `bound` is the rate without overheads, and `drifted` the rate with the most drift of experts' popularity. The range
+    of an unmeasured engine, a factor of two, already covers drift.
     """
     width = WIDTHS.get(evidence.family)
     if width is None:
@@ -133,7 +133,10 @@ def _describe_measured(engine: EngineModel, gpus: Sequence[str], unexplained: fl
 
 
 def _describe_substitute(engine: EngineModel, phase: Phase) -> str:
-    """Say which engine's constants are used for an unmeasured engine, and how one GPU of it was measured, if at all."""
+    """Say which engine's constants stand in for an unmeasured engine's, and how fast one GPU of it was, if measured.
+
+    Return an empty text for a measured engine.
+    """
     if engine.as_engine is None:
         return ""
     text = f", so its overheads are taken from {engine.as_engine}'s"

@@ -49,7 +49,7 @@ class Machine:
         return FlopsPerSecond(self.bf16 / 2) if kept_in == "fp32" else self.bf16
 
     def fixed(self, microseconds: float) -> Seconds:
-        """Convert a fixed time in microseconds, as in the kernels' constants, to seconds."""
+        """Return a fixed time of the kernels' constants, given in microseconds, in seconds."""
         return Seconds(microseconds * MICRO)
 
     def scale_rate(self, resource: str, factor: float) -> "Machine":

@@ -53,7 +53,7 @@ def attention_output_time(
 
 
 def indexer_time(machine: Machine, work: AttentionWork, tokens: float, context: float, read: Bytes) -> Seconds:
-    """Return the time in which a sparse attention's indexer scores the context: the longer of matmuls and key reads.
+    """Return the time in which a sparse attention's indexer scores the context, the longer of matmuls and key reads.
 
     `read` counts the bytes of keys. Nobody measured an indexer: it is assumed to reach the same share of the GPU's
     rates as core attention.

@@ -72,7 +72,7 @@ class Case:
 
     @property
     def piece(self) -> float:
-        """Return how many tokens of one prompt an attention group computes in one step: all, or what a step takes."""
+        """Return how many tokens of one prompt an attention group computes in a step: all, or at most `step_tokens`."""
         return min(max(self.point.computed_tokens, 1.0), self.point.step_tokens)
 
     @property
@@ -287,7 +287,7 @@ def _without_overheads(case: Case) -> Case:
 
 
 def _rate_and_step(case: Case, *, with_spans: bool = False) -> tuple[float, StepTime]:
-    """Return the saturated tokens/s of one GPU, and the time of one step, of prefill or of generating tokens."""
+    """Return (tokens/s of one GPU at full use, time of one step). A mixed unit's step generates tokens."""
     factor = case.engine.factor.get(case.phase, 1.0)
     point, group = case.point, case.unit.attention_tp
     if case.phase == "prefill":
@@ -319,8 +319,8 @@ def _engine_turns(case: Case) -> SteadyTurns:
 def _turn_prompt_seconds(case: Case, load: float) -> float:
     """Return the seconds that prompts take in one turn (`turns.py`), before the engine's constant factor.
 
-    `load` is the mean number of pieces of prompts that arrive in a turn of a mixed unit. The fullest group sets the
-    pace of attention, the mean group that of experts.
+    `load` is the mean number of pieces of prompts that arrive in a turn of a mixed unit. The fullest group
+    determines the time of attention, and the mean group the time of experts.
     """
     each = min(pieces_per_turn(load), case.most_pieces) / case.num_groups
     fullest = max(each, 1.0)
@@ -348,7 +348,7 @@ def _prompt_step(
 def _decode_latencies(
     case: Case, step: Estimate, rates: Estimate, turns: SteadyTurns | None
 ) -> tuple[Estimate, Estimate]:
-    """Return the mean and the 99th percentile of TPOT."""
+    """Return (mean, 99th percentile) of TPOT in seconds."""
     mean = rates.inverse(case.point.requests / case.unit.attention_tp)
     if turns is not None:
         mean = rates.inverse(rates.mid * turns.seconds_per_step / case.point.accepted_tokens)
@@ -363,7 +363,7 @@ def _decode_latencies(
 def _prompt_latencies(
     case: Case, rates: Estimate, rate: float, turns: SteadyTurns | None
 ) -> tuple[Estimate, Estimate, float | None]:
-    """Return the mean and the 99th percentile of TTFT, and the seconds to send a prompt's KV from prefill to decode.
+    """Return (mean of TTFT, its 99th percentile, seconds to send a prompt's KV from prefill to decode).
 
     The seconds are None in mixed units, and if the GPU has no NIC.
     """
@@ -382,7 +382,11 @@ def _prompt_latencies(
 
 
 def _binding(case: Case) -> Binding:
-    """Return the bottleneck among the GPU's rates, reads of cached KV, the overheads and the balance of experts."""
+    """Return the bottleneck, and the tokens/s of one GPU if it were MORE times as good.
+
+    Each of the GPU's rates, reads of cached KV, the overheads and the balance of experts is improved by MORE in turn.
+    The bottleneck is the one whose improvement gives the highest rate.
+    """
     tried: dict[str, Callable[[], Case]] = {
         called: lambda field=field: replace(case, machine=case.machine.scale_rate(field, MORE))  # type: ignore[misc]
         for field, called in RESOURCES.items()

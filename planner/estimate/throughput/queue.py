@@ -50,7 +50,7 @@ def utilisation_at_wait(wait: float) -> float:
 
 
 def wait_distribution(utilisation: float) -> Wait:
-    """Return the distribution of waits; no prompt waits at a utilisation of 0, nor at 1 and above (no mean exists)."""
+    """Return the distribution of waits in steps. At a utilisation of 0, or of 1 and above, all waits are 0."""
     if not 0 < utilisation < 1:
         return Wait(0.0, 0.0, 0.0)
     longer = 1 / _decay_rate(utilisation)

@@ -187,7 +187,7 @@ def _imbalance(
 
 
 def _expected_larger(hot: float, deviation: float, quantile: float) -> float:
-    """Return the expected maximum of two loads: the hottest GPU's, normal around `hot`, and the fullest other GPU's.
+    """Return the expected maximum of the hottest GPU's load, normal around `hot`, and the fullest other GPU's load.
 
     The other GPU's load is taken as fixed, `quantile` standard deviations above the mean load of 1.
     """

@@ -40,7 +40,10 @@ class UnitShape:
 
     @property
     def sent_share(self) -> float:
-        """Return the share of token-expert pairs sent to another node or, in a unit of one node, to another GPU."""
+        """Return the share of token-expert pairs sent to another node or, in a unit of one node, to another GPU.
+
+        The share is `remote_share` if that is known; else replicas are assumed to be chosen equally.
+        """
         places = self.num_gpus if self.num_nodes == 1 else self.num_nodes
         return (places - 1) / places if self.remote_share is None else self.remote_share
 

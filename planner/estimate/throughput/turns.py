@@ -65,7 +65,7 @@ class SteadyTurns:
 
     @property
     def mean_wait_s(self) -> float:
-        """Return the mean seconds that a piece of a prompt waits for its turn: half of the turn under way, if any."""
+        """Return the mean seconds that a piece of a prompt waits for its turn: half a turn, times the busy share."""
         return self.busy * self.seconds / 2
 
     def wait_exceeded_by(self, share: float) -> float:

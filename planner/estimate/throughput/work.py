@@ -268,6 +268,6 @@ def _ffn_work(weights: float, kept_in: Format) -> FfnWork:
 
 
 def _weight_bytes(weights: float, kept_in: Format) -> float:
-    """Return the bytes of a number of `weights` in the format `kept_in`, their scales included."""
+    """Return the bytes of `weights` weights in the format `kept_in`, their scales included."""
     bits, block, scale = SIZES[kept_in]
     return weights * bits / BITS_PER_BYTE + (scale * weights / block if block else 0)
