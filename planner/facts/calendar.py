@@ -46,13 +46,16 @@ def is_date(written: str) -> bool:
 
 
 def entry_of(day: str, entries: Sequence[Sequence[str]]) -> int | None:
-    """Return the index of the entry (a list of days) that names `day`, or else its weekday; None if no entry does."""
+    """Return the index of the entry (a list of days) that names `day`, else of the one that names its weekday.
+
+    Return None if no entry names either.
+    """
     names = (day,) if day in WEEKDAYS else (day, WEEKDAYS[weekday_of(day)])
     return next((index for name in names for index, days in enumerate(entries) if name in days), None)
 
 
 def week_around(day: str) -> tuple[str, ...]:
-    """Return seven consecutive days, `day` as the second: weekdays if `day` is one, dates if it is a date."""
+    """Return seven consecutive days, of which `day` is the second: weekdays for a weekday, dates for a date."""
     if day in WEEKDAYS:
         first = WEEKDAYS.index(day) - 1
         return tuple(WEEKDAYS[(first + ahead) % len(WEEKDAYS)] for ahead in range(len(WEEKDAYS)))
@@ -65,7 +68,7 @@ def weekday_of(day: str) -> int:
 
 
 def date_after(day: str, days: int) -> str:
-    """Return the date `days` days after `day`; before it if `days` is negative."""
+    """Return the date that is `days` days after `day`, or before it if `days` is negative."""
     return (date.fromisoformat(day) + timedelta(days=days)).isoformat()
 
 

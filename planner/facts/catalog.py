@@ -433,7 +433,7 @@ def suggest_gpu(written: str, known: Sequence[str]) -> Fix:
 def unplanned_gpu(written: str) -> str | None:
     """Return the GPU that `written` names, if GPUs of that name exist but the catalog lacks them; None otherwise.
 
-    A chip of the catalog on another board, or with other memory, is another GPU; then all of `written` is returned.
+    A chip of the catalog on another board or with other memory is another GPU. For it, return all of `written`.
     """
     words = _words(written)
     listed = [each for each in words if each in UNPLANNED or each.startswith(UNPLANNED_SERIES)]

@@ -54,7 +54,7 @@ _KERNELS: Mapping[EngineName, Mapping[bool, Mapping[Queries, Fp8Kernel]]] = {
 
 
 def fp8_kernels(engine: EngineName, phase: Phase, gpu: str) -> dict[Queries, Fp8Kernel]:
-    """Return kind of query -> the engine's FP8 kernel for it, in this phase on this GPU; empty if there is none."""
+    """Return kind of query -> the engine's FP8 kernel for such queries in `phase` on `gpu`; empty without kernels."""
     figures = GPUS.get(gpu)
     if figures is None or figures.fp8_tflops is None or figures.is_rocm:
         return {}

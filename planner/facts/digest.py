@@ -22,7 +22,7 @@ def digest_of(value: Any) -> str:
 def digest_of_texts(texts: Mapping[str, str]) -> str:
     """Return the `digest_of` a mapping, given as key -> canonical JSON of the value.
 
-    Documents that share large parts then encode these once.
+    A part that several documents share then needs to be encoded only once.
     """
     members = (f"{canonical_json(key)}:{texts[key]}" for key in sorted(texts))
     return digest_of_text(f"{{{','.join(members)}}}")

@@ -43,7 +43,8 @@ Normals = list[list[float]]  # [layers][experts]
 def draw_loads(alpha: float, seed: int, num_layers: int, num_experts: int, num_groups: int = 1) -> Loads:
     """Draw the expected token count of each expert, `[num_layers][num_experts]`. The result is the same on any machine.
 
-    With one group, experts are independent and all layers have the same alpha.
+    With one group, experts are independent and all layers have the same alpha. With more, experts of a group are
+    correlated, and each layer has its own alpha.
     """
     generator = random.Random(seed)  # noqa: S311 (its sequence is promised never to change, which numpy's is not)
     if num_groups == 1:

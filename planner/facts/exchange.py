@@ -55,7 +55,7 @@ class Exchange:
         return self.kernels != ("normal",)
 
     def num_without_nics(self, num_joined: int) -> int:
-        """Return how many of `num_joined` ranks on NVLink exchange rows without NICs: at most 8 with normal kernels."""
+        """Return how many of `num_joined` ranks on NVLink exchange rows without NICs; at most 8 with normal kernels."""
         return min(num_joined, NVLINK_PEERS) if "normal" in self.kernels else num_joined
 
     def takes(self, num_ranks: int, gpus_per_node: int, gpu: Gpu) -> bool:

@@ -29,7 +29,7 @@ class _OutOfBounds(PermissionError):
 
 @contextmanager
 def only_within(folders: Sequence[Path]) -> Iterator[None]:
-    """Let `read_file` open only files inside the checkouts at `folders` while the context lasts; links are resolved."""
+    """Let `read_file` open only files inside the checkouts at `folders`, links resolved, while the context lasts."""
     token = _bounds.set(tuple(Path(os.path.realpath(each)) for each in folders))
     try:
         yield

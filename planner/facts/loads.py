@@ -51,7 +51,7 @@ class LoadFile:
 
     @property
     def first_layer(self) -> int | None:
-        """Return the index among the model's layers of the first layer with load; None if the file is no recording."""
+        """Return the index of the first layer with load among the model's layers; None if the file is no recording."""
         return next(layer for layer, row in enumerate(self.rows) if any(row)) if self.is_recorded else None
 
     @property
@@ -63,8 +63,8 @@ class LoadFile:
 def moe_rows(rows: Loads, num_dense: int, is_hashed: Sequence[bool]) -> Loads:
     """Return the rows of a model's MoE layers, from a file with a row per MoE layer or a row per layer of the model.
 
-    `is_hashed` tells for each MoE layer whether a table routes it; such a row of zeros becomes equal loads. The rows of
-    another model are returned unchanged.
+    `is_hashed` tells for each MoE layer whether a table routes it. A row of zeros for such a layer becomes equal loads.
+    `num_dense` is the model's number of dense layers. Rows whose number fits neither form are returned unchanged.
     """
     has_dense = len(rows) == num_dense + len(is_hashed) and not any(map(any, rows[:num_dense]))
     of_moe = rows[num_dense:] if has_dense else rows
@@ -76,7 +76,7 @@ def moe_rows(rows: Loads, num_dense: int, is_hashed: Sequence[bool]) -> Loads:
 
 
 def row_without_load(rows: Loads) -> int | None:
-    """Return the index of the first row of zeros, or None. Such a row was not recorded: MoE layers see every token."""
+    """Return the index of the first row of zeros; None without one. Such a row means that nothing was recorded."""
     return next((index for index, row in enumerate(rows) if not any(row)), None)
 
 
@@ -178,6 +178,6 @@ def _find_no_record(rows: list[list[float]]) -> str | None:
 
 
 def _quote(load: Any) -> str:
-    """Quote a number in a message; name only the type of anything else: text may be private, containers huge."""
+    """Return a number as text, and of anything else only its type, because text may be private and containers huge."""
     is_plain = load is None or isinstance(load, int | float)
     return json.dumps(load)[:40] if is_plain else f"of type {type(load).__name__}"

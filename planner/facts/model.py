@@ -48,7 +48,7 @@ class Experts:
     gates_shared: bool = False  # whether a gate weights the shared experts' output for each token
 
     def matrices(self, hidden_size: int) -> Iterator[Matrix]:
-        """Yield the matrices of the FFN, with only one routed expert: the layout decides how many a GPU has."""
+        """Yield the matrices of the FFN, with only one routed expert, because the layout decides how many a GPU has."""
         biases = 2 * self.intermediate_size + hidden_size if self.has_biases else 0
         yield from _ffn("experts", hidden_size * self.intermediate_size, "expert", "mlp.experts.0")
         yield Matrix("experts", biases, "wide")

@@ -131,7 +131,7 @@ def gateway_identity(namespace: str, plan: str) -> str:
 
 
 def unit_identities(namespace: str, plan: str) -> str:
-    """Return the prefix of the URIs of units' certificates; the unit's name follows."""
+    """Return the prefix of the URIs of units' certificates. A unit's URI is the prefix and its name."""
     return f"spiffe://{DOMAIN}/ns/{namespace}/deployment/{plan}/unit/"
 
 

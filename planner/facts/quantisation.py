@@ -85,5 +85,5 @@ def kv_dtype(precision: Precision, kv_precision: KvPrecision | None = None) -> K
 
 
 def wide_bytes(precision: Precision) -> int:
-    """Return the bytes of a value that is not quantised, as a matmul's result: 4 if `precision` is fp32, else 2."""
+    """Return the bytes of a value that is not quantised, such as a matmul's result: 4 for fp32, else 2."""
     return 4 if precision == "fp32" else 2

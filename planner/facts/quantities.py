@@ -83,7 +83,7 @@ def read_seconds(written: str) -> float | None:
 
 
 def respell_quantity(kind: Kind, written: Any) -> str | None:
-    """Rewrite a quantity in a spec's spelling: `512GiB` for Kubernetes' `512Gi` or for `512gib`; None if unknown."""
+    """Return a quantity in a spec's spelling, such as `512GiB` for Kubernetes' `512Gi`; None if its unit is unknown."""
     match = AMOUNT.fullmatch(written) if isinstance(written, str) else None
     if match is None or not float(match[1]):
         return None

@@ -48,7 +48,7 @@ class ReuseCurve:
     def interpolate(self, value: float, given: str, wanted: str) -> float:
         """Return the value of the field `wanted` at the point where the field `given` has this `value`.
 
-        The curve is straight between points, and constant after the last.
+        The curve is straight from (0, 0) through the points, and constant after the last one.
         """
         points = [(0.0, 0.0), *((getattr(each, given), getattr(each, wanted)) for each in self.points)]
         for (x0, y0), (x1, y1) in pairwise(points):

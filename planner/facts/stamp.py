@@ -24,6 +24,6 @@ def is_stamped(text: str) -> bool:
 
 
 def split_stamp(text: str) -> tuple[str, str | None]:
-    """Return the text below the stamp, and the stamp's digest or None. A text without a stamp is returned whole."""
+    """Return (text below the stamp, the stamp's digest or None). Without a stamp, return (the whole text, None)."""
     found = STAMP.fullmatch(text)
     return (found["body"], found["digest"]) if found else (text, None)

@@ -49,7 +49,7 @@ def reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _require_few_parts(content: bytes) -> None:
-    """Raise NotStrict for too many lists, objects or values: they take far more time and memory than their bytes."""
+    """Raise NotStrict for too many lists, objects or values, which take far more time and memory than their bytes."""
     if content.count(b"[") + content.count(b"{") > MAX_PARTS:
         raise NotStrict(f"it has more than {MAX_PARTS:,} lists and objects")
     if content.count(b",") > MAX_VALUES:

@@ -40,7 +40,7 @@ class TraceRequest:
 
 
 def parse_trace(content: bytes) -> tuple[TraceRequest, ...]:
-    """Return the requests in a file's content, by time. Raises NotATrace if the content is no trace."""
+    """Return the requests in a file's content, sorted by time. Raises NotATrace if the content is no trace."""
     try:
         lines = content.decode().splitlines()
     except UnicodeDecodeError:

@@ -49,7 +49,7 @@ class CompressedAttention:
         return "fp8"
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Return the matrices: queries in two steps, the key, the output in two steps, and compressors."""
+        """Return the matrices of queries (two steps), the key, the output (two steps) and compressors."""
         heads, rank = self.num_heads * self.head_dim, self.q_lora_rank
         return (
             Matrix("attention", hidden_size * rank, "attention", "self_attn.q_a_proj"),

@@ -23,7 +23,7 @@ class BlockIndexer:
         return self.num_blocks * self.block_tokens
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Return the matrices: queries, the key, and a norm for each of the two."""
+        """Return the indexer's matrices: queries, the key, and a norm for each of the two."""
         return (
             Matrix("attention", self.num_heads * self.head_dim * hidden_size, "attention", "self_attn.index_q_proj"),
             Matrix("attention", self.head_dim * hidden_size, "attention", "self_attn.index_k_proj"),

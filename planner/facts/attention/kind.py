@@ -72,7 +72,7 @@ class Attention(Protocol):
 
     @property
     def num_kv_heads(self) -> int:
-        """Return the number of KV heads, `num_heads` if KV has none.
+        """Return the number of KV heads; `num_heads` if KV is not split by heads.
 
         With more GPUs than KV heads, several GPUs hold the same head.
         """

@@ -37,7 +37,7 @@ class LinearAttention:
         """Return None, because the state does not depend on the precision of KV."""
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Return the matrices: queries, keys, values, gates, decay and step of each value head, convolution, output."""
+        """Return the matrices of queries, keys, values, gates, value heads' decay and step, convolution and output."""
         values = self.num_value_heads * self.value_head_dim
         return (
             Matrix("attention", self.conv_channels * hidden_size, "attention", "linear_attn.in_proj_qkv"),
@@ -60,7 +60,7 @@ class LinearAttention:
         return tokens * (2 * self.conv_channels + 2 * self.num_value_heads * self.value_head_dim)
 
     def one_of(self, num_gpus: int) -> "LinearAttention":
-        """Return the attention with one GPU's part of the heads, and with them of the state.
+        """Return the attention with one GPU's part of the heads, and so of the state, if `num_gpus` share them.
 
         Source: sglang 0.5.23 configs/mamba_utils.py, Mamba2StateShape, which divides by the group's size.
         """
