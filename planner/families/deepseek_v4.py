@@ -45,7 +45,7 @@ class DeepseekV4Shapes(Shapes):
     per_layer: ClassVar[tuple[str, ...]] = ("layer_types", "mlp_layer_types")
 
     def contradiction(self) -> str | None:
-        """Explain a missing key, a list of the wrong length, or an unknown value; None if all is well."""
+        """Explain a missing key, a list of the wrong length, or an unknown value; return None if there is none."""
         ratios = self.compress_ratios
         if self.layer_types is None and ratios is None:
             return "neither compress_ratios nor layer_types says how each layer compresses"

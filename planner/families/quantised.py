@@ -124,7 +124,7 @@ def read_form(said: Any, expert_format: Any = None) -> Form | Unplanned | None:
 
 
 def read_kv_precision(said: Any) -> KvPrecision | None:
-    """Return `fp8` if a ModelOpt file gives FP8 as the precision of KV; None for any other precision or file.
+    """Return `fp8` if a ModelOpt file gives FP8 as the precision of KV; None for another precision or another file.
 
     Engines use the file's precision by default: vLLM in get_kv_cache_quant_algo_string, SGLang in
     configure_kv_cache_dtype.
@@ -168,7 +168,7 @@ def apply_form(model: Model, form: Form, said_in: str) -> Model | Unplanned:
 
 
 def _covers_a_module(form: Form, model: Model) -> bool:
-    """Return whether some list with a format names a module of the main model, or its output head."""
+    """Return whether some list of modules with a format names a module of the main model, or its output head."""
     modules = (
         spell_module(each.module, [f"model.layers.{index}"], model.model_type)
         for index, layer in enumerate(model.layers)
@@ -222,7 +222,7 @@ def _read_fp8(said: Mapping[str, Any], experts: Any) -> Quantisation | None:
 
 
 def _read_modelopt(said: Mapping[str, Any]) -> Form | Unplanned | None:
-    """Read a ModelOpt file: one format for all linear modules, or one for each module in `quantized_layers`.
+    """Read a ModelOpt file, with one format for all linear modules or one for each module in `quantized_layers`.
 
     Return None if the file quantises nothing, and `Unplanned` if it has an unknown format. An NVFP4 file without a list
     of excluded modules is read as if it had the list of NVIDIA's DeepSeek-V3.
@@ -266,7 +266,10 @@ def _read_lists(said: Mapping[str, Any]) -> Form | Unplanned:
 
 
 def _read_groups(said: Mapping[str, Any]) -> Form | Unplanned:
-    """Read a compressed-tensors file: a format for each group, for all linear modules or those that the group names."""
+    """Read a compressed-tensors file. Each group gives a format to all linear modules or to those that it names.
+
+    Returns `Unplanned` for an unknown format.
+    """
     groups = said.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise Unreadable("config_groups is not an object of groups")
@@ -291,7 +294,7 @@ def _read_groups(said: Mapping[str, Any]) -> Form | Unplanned:
 
 
 def _read_weights(weights: Mapping[str, Any], *, has_activations: bool) -> tuple[str, Format | None]:
-    """Return a description of a group's weights, and their format; None for a format that is unknown."""
+    """Return (a description of a group's weights, their format or None if the planner does not know it)."""
     bits, kind, size = (weights.get(key) for key in ("num_bits", "type", "group_size"))
     by = f" by {size}" if size else ""
     words = f"{bits}-bit {kind}{by}"[:60]
@@ -310,7 +313,7 @@ def _read_weights(weights: Mapping[str, Any], *, has_activations: bool) -> tuple
 
 
 def _read_left_out(said: Mapping[str, Any]) -> Sequence[str]:
-    """Return the modules that a file excludes from quantisation; the key for them differs by tool."""
+    """Return the modules that a file excludes from quantisation, under whichever key its tool writes them."""
     return [name for key in LEFT_OUT for name in _read_names(said.get(key) or [], key)]
 
 

@@ -181,7 +181,10 @@ def _tokenizer_with_code(path: Path) -> bytes | None:
 
 
 def _read_multimodal(config: Mapping[str, Any], file: File) -> Model | Finding:
-    """Return a multimodal model's text model, with the number of weights of the encoder beside it (its tower)."""
+    """Return a multimodal model's text model, with the number of weights of its encoder (its tower).
+
+    Returns a finding if the file is wrong.
+    """
     _, text_types = TOWERS[file.model_type]
     text, vision = config.get("text_config"), config.get("vision_config")
     if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
@@ -232,13 +235,13 @@ def _architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def _with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return all keys of `config` and, if it is multimodal, its text model's: either may hold the quantisation."""
+    """Return the keys of `config` and, if it is multimodal, of its text model. Either may hold the quantisation."""
     text = config.get("text_config")
     return {**text, **config} if isinstance(text, Mapping) else config
 
 
 def _embedding_tie(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return only the key `tie_word_embeddings`, if present: multimodal files have it outside the text model."""
+    """Return only the key `tie_word_embeddings`, if present. Multimodal files have it outside the text model."""
     return {key: config[key] for key in ("tie_word_embeddings",) if key in config}
 
 
@@ -253,7 +256,7 @@ def _refuse_keys(keys: Sequence[str], file: File, place: str) -> Finding:
 
 
 def _refuse_family(config: Mapping[str, Any], written: str) -> Finding:
-    """Return a finding for a model_type that is unknown. For a multimodal file, its text model may be known.
+    """Return the finding for a file whose model_type is unknown. It suggests the text model if that is known.
 
     The message does not quote the model_type: the path may name a private file by mistake or malice.
     """
