@@ -74,8 +74,8 @@ def groups_on_nodes(model: Model, gpu: Gpu, gpus_per_node: int, layout: PhaseLay
 def split_of(spec: Spec, layout: PhaseLayout) -> SplitRule:
     """Return the rule by which a phase's tokens choose among the replicas of an expert.
 
-    An SGLang unit that is one attention group dispatches nothing: its GPUs have the same tokens, and take an expert's
-    replicas in turn, which splits its load equally. Source: github.com/sgl-project/sglang 0.5.23
+    An SGLang unit that is one attention group dispatches nothing. All its GPUs have the same tokens and take an
+    expert's replicas in turn, so the rule is then `equal`. Source: github.com/sgl-project/sglang 0.5.23
     python/sglang/srt/eplb/expert_location_dispatch.py, rank_invariant.
     """
     rule = spec.split_rule

@@ -66,7 +66,7 @@ class PhaseLayout:
 
     @property
     def ranks_per_node(self) -> int:
-        """The number of ranks on a node, one per GPU; a unit smaller than a node leaves the node's other GPUs idle."""
+        """The number of ranks on a node, one per GPU. A unit smaller than a node leaves the node's other GPUs idle."""
         return self.ep_size // self.nodes_per_unit
 
 

@@ -205,7 +205,7 @@ def static_fraction(engine: EngineName, weight_bytes: int, kv_bytes: int, gpu_by
 
 
 def loaded_bytes(spec: ResolvedSpec, layout: PhaseLayout) -> tuple[int, int]:
-    """Return (bytes of the weights that one rank reads, bytes of its expert slots among these), on a CPU too."""
+    """Return (bytes of the weights that one rank reads, bytes of its expert slots among these), for CPUs as well."""
     weights = _as_loaded(spec, spec.loaded_model.one_of(layout.attention_tp), layout)
     slots = layout.slots_per_gpu * weights.slot
     return weights.total(layout.slots_per_gpu) - weights.absorbed, slots
@@ -214,8 +214,8 @@ def loaded_bytes(spec: ResolvedSpec, layout: PhaseLayout) -> tuple[int, int]:
 def node_bytes(weights_bytes: int, routed_bytes: int, ep_size: int, attention_tp: int, gpus_per_node: int) -> float:
     """Return the bytes of weights that one node of a unit reads from storage.
 
-    GPUs with the same part of attention read it once, and every GPU reads its own experts. `weights_bytes` are the
-    weights of one GPU, `routed_bytes` of them the expert slots.
+    GPUs with the same part of attention read that part once, and every GPU reads its own experts. `weights_bytes`
+    counts all weights of one GPU, `routed_bytes` its expert slots alone.
     """
     gpus = min(ep_size, gpus_per_node)
     parts = min(attention_tp, gpus)  # different parts of attention on the node
@@ -239,8 +239,8 @@ def staging_bytes(spec: ResolvedSpec, layout: PhaseLayout) -> int | None:
 def _as_loaded(spec: ResolvedSpec, model: Model, layout: PhaseLayout) -> Weights:
     """Return a GPU's weights as its engine has them in memory.
 
-    The bundled runtime loads no encoders, and has latent attention's expansion once, in BF16. Other engines have the
-    expansion twice.
+    The bundled runtime loads no encoders, and has the expansion of latent attention's KV once, in BF16. Other engines
+    have the expansion twice.
     """
     weights = weights_of(model, layout.precision, layout.dense_tp)
     if spec.written.engine_name == OURS:

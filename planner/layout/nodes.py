@@ -78,7 +78,7 @@ def spares_with(cluster: ClusterSpec, gpu: str, tolerations: Sequence[Toleration
 def named_places(nodes: Iterable[Node], kind: PlaceKind) -> dict[str, str]:
     """Return node -> the name of its leaf switch or rack, by `kind`.
 
-    If only some places are named, each other node is a place of its own. If none is named, all names are empty.
+    If only some nodes have a name there, each other node is a place of its own. If none has, all names are empty.
     """
     places: dict[str, str] = {node.name: getattr(node, kind) for node in nodes}
     if any(places.values()):

@@ -85,12 +85,12 @@ HEADROOM_SOURCE = "assumed: as if a group were a server; sglang 0.5.23 arg_group
 
 
 def largest_step_field(phase: Phase) -> str:
-    """Return the spec's field that limits the tokens of one rank's step; longer prompts are split in chunks."""
+    """Return the spec's field that limits the tokens of one rank's step. Longer prompts take several steps."""
     return "max_requests" if phase == "decode" else "max_batch_tokens"
 
 
 def largest_step_tokens(phase: Phase, spec: PhaseSpec) -> int:
-    """Return the most tokens of one rank's step; in mixed units, without the decode tokens beside prompts."""
+    """Return the most tokens of one rank's step. In mixed units the decode tokens beside prompts are not counted."""
     return decode_step_tokens(spec) if phase == "decode" else spec.max_batch_tokens
 
 
@@ -134,7 +134,10 @@ def _tokens_at_once(tokens: int, layout: PhaseLayout) -> int:
 
 
 def _attention_values(model: Model, phase: Phase, tokens: int, max_request_tokens: int) -> int:
-    """Return the number of values in the largest attention layer, for `tokens` and one request of full length."""
+    """Return the number of values that the largest attention layer has in use in a step of `tokens` tokens.
+
+    The step reads the KV of one request of `max_request_tokens`.
+    """
     return max(each.num_activations(tokens, max_request_tokens, absorbs=phase == "decode") for each in model.attentions)
 
 
@@ -153,7 +156,9 @@ def _received_pairs(model: Model, layout: PhaseLayout, tokens: int, dispatched: 
 
 
 def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens: int, ffn: int) -> int:
-    """Return the most bytes in use between a normal dispatch and its combine, if no two pairs have the same token.
+    """Return the most bytes in use between a normal dispatch and its combine.
+
+    The most are in use if no two of the `pairs` have the same token.
 
     The received rows are sorted by expert, the experts compute, and each token's results are summed before they are
     sent back. With overlap the other half's rows have arrived by then, and the shared experts have computed the whole
