@@ -71,7 +71,7 @@ def _steps(steps: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def _unit_variables(plan: Plan) -> list[dict[str, Any]]:
-    """Return what the controller has to know of each unit. The first units of each phase are turned on first."""
+    """Return the controller's variables of each unit. It turns on the units of a phase in this order."""
     return [
         {"name": unit.name, "phase": unit.phase, "pods": len(unit.nodes), "nodes": list(unit.nodes)}
         | ({"spares": plan.unit_document(unit)["spares"]} if plan.kubernetes.heals else {})
@@ -116,7 +116,7 @@ def _metrics_variables(plan: Plan) -> Variables:
 
 
 def _live_maps(plan: Plan) -> Variables:
-    """Return the variables for giving units better expert maps while they serve; empty if the spec does not say so."""
+    """Return the variables for giving units better expert maps while they serve; empty if the spec does not want it."""
     limits, units = plan.spec.expert_load.live, [unit for unit in plan.units if plan.gets_epochs(unit)]
     if limits is None or plan.live_maps is None or not units:
         return {}

@@ -57,7 +57,9 @@ def require_same_name(folder: Path, kept: Plan | None, plan: Plan, fix: str = OT
 
 
 def files_of(plan: Plan, kept: Plan | None) -> dict[str, str]:
-    """Return name -> text of all files of the plan's folder, whose present plan is `kept`.
+    """Return name -> text of all files of the folder for `plan`.
+
+    If `kept`, the plan that the folder has at present, deploys the same, its plan files stay as they are.
 
     Raises InfeasibleError if the plan cannot be rendered.
     """

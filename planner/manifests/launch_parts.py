@@ -102,7 +102,7 @@ def config_mounts(
 
 
 def file_parts(owner: str, file: str, digest: str, text: str) -> tuple[LaunchPart, ...]:
-    """Return the parts of a file: the file itself, or FILE.0, FILE.1 and so on if one ConfigMap is too small."""
+    """Return the parts of a file: one part with all of it or, if a ConfigMap is too small, FILE.0, FILE.1 and so on."""
     pieces = list(_split_lines(text))
     if len(pieces) == 1:
         return (LaunchPart(owner, names.launch_config(owner, digest), file, text),)

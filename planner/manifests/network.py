@@ -29,7 +29,10 @@ EVERY_NAMESPACE: Edges = {"namespaceSelector": {}}
 
 
 def default_edges() -> Edges:
-    """Return the connections that every pod may make: only to DNS. A connection that no policy allows is refused."""
+    """Return the connections that every pod may make, which are only those to DNS.
+
+    Kubernetes refuses a connection that no policy allows.
+    """
     dns = [_port(port, protocol=protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
     return {"ingress": [], "egress": [{"ports": dns}]}
 
@@ -75,7 +78,7 @@ def unit_edges(plan: Plan, unit: Unit) -> Edges:
 
 
 def controller_edges(plan: Plan) -> Edges:
-    """Return the controller's connections: it calls the API server and reads metrics."""
+    """Return the controller's connections, to the API server and to metrics."""
     egress: list[Edges] = [{"ports": [_port(port) for port in API_SERVER_PORTS]}]
     if plan.engine == OURS:
         gateway = {"podSelector": {"matchLabels": names.gateway_selector(plan.name)}}

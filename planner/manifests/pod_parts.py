@@ -62,7 +62,7 @@ def mounts_of(volumes: Sequence[VolumeSpec]) -> list[Variables]:
 
 
 def probes_without_weights(kubernetes: KubernetesSpec, probe: Probe) -> Variables:
-    """Return the probes of pods that load no weights: they restart a pod that does not start or no longer answers."""
+    """Return the probes of pods that load no weights. They restart a pod that does not start or no longer answers."""
     return {
         "started": probe_with_budget(probe, start_budget_s(kubernetes, OURS, 0), READY_PERIOD_S),
         "alive": probe_with_budget(probe, ALIVE_S),

@@ -136,7 +136,9 @@ def _shared_manifests(plan: Plan) -> Iterator[Manifest]:
 
 
 def _budget_manifest(plan: Plan, phase: Phase, shared: Variables) -> Iterator[Manifest]:
-    """Yield the PodDisruptionBudget of a phase. It counts pods, but whole units are evicted (docs/design/pods.md).
+    """Yield the PodDisruptionBudget of a phase; nothing by default for units without GPUs.
+
+    A budget counts pods, but whole units are evicted (docs/design/pods.md).
 
     With `stay + 1` units left, one unit may still lose its first pod, after which no other unit may lose a pod. So the
     pods that must stay are those of `stay + 1` units, less one.
@@ -310,7 +312,10 @@ def _queue_label(kubernetes: KubernetesSpec) -> dict[str, str]:
 
 
 def _partition(kubernetes: KubernetesSpec) -> Variables:
-    """Return the variable that withholds a new pod template until it is the unit's turn; empty without a controller."""
+    """Return the variable that keeps a unit's old pods until the controller gives the unit its turn to change.
+
+    It is empty without a controller.
+    """
     return {"partition": GROUPS_OF_A_UNIT} if kubernetes.controller else {}
 
 
