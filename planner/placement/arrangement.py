@@ -54,11 +54,11 @@ class Arrangement:
         return [self._to_keep - self._kept] if self._to_keep else []
 
     def rating(self) -> tuple[int, ...]:
-        """Return the sort key of the placement; lower is better: the counts, then crowding, then moves.
+        """Return the sort key of the placement: the counts, then crowding, then moves. Lower is better.
 
-        Crowding tells how much units that should not be lost together share racks. Single steps lower it, where the
-        worst loss falls only after several. Moves alone never justify a step. If cells are whole leaves, the crowding
-        of leaves stands for that of racks.
+        Crowding tells how much units that should not be lost together share racks. Single steps can lower crowding,
+        while the worst loss falls only after several steps. Moves alone never justify a step. If cells are whole
+        leaves, the crowding of leaves stands for that of racks.
         """
         racks = self._racks_at_risk
         crowded = racks or self._leaves
@@ -175,7 +175,7 @@ class _LeafRackCounter:
 
 
 def _fewest_by_nodes(largest_first: tuple[int, ...], overdrawn: int) -> list[int]:
-    """Return number of nodes -> the fewest racks that hold that many nodes, from the racks' sizes.
+    """Return for each number of nodes, from 0 on, the fewest racks that hold them. `largest_first` has racks' sizes.
 
     The list has `overdrawn` more entries than the racks have nodes; these entries are the number of all racks.
     """

@@ -16,9 +16,10 @@ from planner.placement.task import Assignment, Task
 
 
 def fillings(task: Task) -> Iterator[Assignment]:
-    """Yield the assignments from which the search starts: two for each of several orders of units.
+    """Yield the assignments from which the search starts, two for each of several orders of units.
 
-    In one the units are placed as snugly as possible, in the other in a line. Kept units stay in place.
+    In one, each unit gets the places with the least room that is enough. In the other, units fill cell after cell.
+    Kept units stay in place.
     """
     for order in _orders(task):
         yield _fill(task, task.kept_assignment, order)
@@ -95,7 +96,7 @@ def _alternate(task: Task, order: Sequence[int], producers: set[int]) -> list[in
 
 
 def _fill(task: Task, placed: Assignment, order: Sequence[int]) -> Assignment:
-    """Return `placed` with each unit's missing nodes added: near its other nodes, or by `take_snug` if it has none."""
+    """Return `placed` with each unit's missing nodes added, near its other nodes or, without any, by `take_snug`."""
     assignment = [dict(cells) for cells in placed]
     room = Room(task, assignment)
     for unit in order:

@@ -90,7 +90,10 @@ def _nvlink_domains(spec: ResolvedSpec, phase: Phase, nodes: Sequence[Node]) -> 
 
 
 def _join_pools(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Placement:
-    """Join the placements on several GPU types into one. Their nodes differ. Units are in the order of the phases."""
+    """Join the placements on several GPU types into one, with units in the order of the phases.
+
+    The placements share no nodes. The result has no unusable nodes and no spares, which the caller adds.
+    """
     if len(placed) == 1:
         return next(iter(placed.values()))
     units = sorted(
@@ -106,7 +109,7 @@ def _join_pools(placed: Mapping[str, Placement], phases: Sequence[Phase]) -> Pla
 
 
 def _drop_shared_nodes(previous: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return unit -> its previous nodes, each node only once: a node of several units goes to the first of them."""
+    """Return unit -> its previous nodes. A node that several units had goes to the first of them only."""
     taken: set[str] = set()
     result: dict[str, list[str]] = {}
     for unit, nodes in previous.items():
@@ -130,7 +133,7 @@ def _list_units(spec: ResolvedSpec, layouts: Sequence[PhaseLayout]) -> list[Unpl
 
 
 def _explain_nodes(own: Sequence[str], place_of: Mapping[str, Node], before: Sequence[str]) -> str:
-    """Return words for over how many leaves and racks a unit's nodes are spread, and how many nodes it had before."""
+    """Return words on how many leaves and racks a unit's nodes are spread over, and how many it had before."""
     if tuple(before) == tuple(own):
         return "where the previous plan has it"
     stayed = len(set(before) & set(own))
@@ -140,7 +143,7 @@ def _explain_nodes(own: Sequence[str], place_of: Mapping[str, Node], before: Seq
 
 
 def _describe_spread(nodes: Sequence[Node]) -> str:
-    """Return words for over how many leaves and racks nodes are spread: `in 1 leaf, 5 racks`.
+    """Return words on how many leaves and racks nodes are spread over: `in 1 leaf, 5 racks`.
 
     If the spec names neither, the words say that the nodes were the first free ones.
     """

@@ -84,7 +84,7 @@ def _racks_in_use(task: Task, assignment: Assignment, racks: Places) -> int:
 
 
 def _racks_needed(task: Task, assignment: Assignment) -> int:
-    """Return the racks in use if cells are whole leaves, summed over the day's states by their weights.
+    """Return the number of racks in use, summed over the day's states by their weights, if cells are whole leaves.
 
     Under each leaf a state uses the fewest racks that hold the nodes of its units.
     """
