@@ -41,7 +41,7 @@ def expected_sections(candidate: Candidate) -> dict[str, Any]:
 
 
 def demand_sections(candidate: Candidate) -> dict[str, Any]:
-    """Return the sections on each phase's load on a usual day and on the prefix cache; None for one that is unknown."""
+    """Return the sections on each phase's load on an ordinary day and on the prefix cache; None if it is unknown."""
     loads = {each.phase: each for each in candidate.demand_on(None)}
     return {"demand": loads or None, "kv_cache": _kv_cache(candidate)}
 
@@ -73,7 +73,7 @@ def _balance(candidate: Candidate, layout: PhaseLayout) -> dict[str, Any]:
 
 
 def _moves(expert_map: ExpertMap, slot_bytes: int | None) -> dict[str, Any] | None:
-    """Return the slots and bytes by which the map differs from the previous plan's; None without a previous plan."""
+    """Return the number of slots that differ from the previous plan's map, and their bytes; None without that plan."""
     moved = expert_map.moved_slots
     if moved is None:
         return None

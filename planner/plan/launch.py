@@ -263,7 +263,10 @@ def _served_model(spec: Spec) -> LaunchDocument:
 
 
 def _limits(prefill: PhaseSpec, decode: PhaseSpec, kv_tokens: int) -> LaunchDocument:
-    """Combine prefill's batch limit with decode's request limits. A rule requires equal `max_request_tokens`."""
+    """Return a unit's limits: prefill's batch limit and decode's request limits.
+
+    `max_request_tokens` is the same in both, as a rule requires.
+    """
     return {
         "max_requests": decode.max_requests,
         "max_request_tokens": decode.max_request_tokens,

@@ -114,7 +114,7 @@ def _check_references(plan: Plan, spec: Spec) -> Iterator[Reference]:
 
 
 def _check_figures(plan: Plan) -> Iterator[Reference]:
-    """Yield references between the sections that page and text draw together."""
+    """Yield references between the sections whose figures the report's page and text show together."""
     phases = set(plan.phases)
     for name, section in (("balance", plan.balance), ("failures", plan.failures), ("performance", plan.performance)):
         yield name, sorted(section or ()), "phases", not section or set(section) == phases

@@ -247,7 +247,7 @@ class Plan(Part):
         return {unit.name: tuple(unit.nodes) for unit in self.units}
 
     def rows_for(self, layout: PhaseLayout, num_layers: int) -> tuple[tuple[int, ...], ...] | None:
-        """Return the phase's map if its GPUs, layers, slots and experts match `layout`, else None.
+        """Return the phase's map if its GPUs, slots and experts match `layout`, and its layers `num_layers`; else None.
 
         A search for a new map starts from the returned map.
         """

@@ -153,7 +153,7 @@ def rebuild(kept: KeptFacts) -> Plan:
 
 
 def rebuilt_sections(kept: KeptFacts) -> dict[str, Any]:
-    """Return all sections that decide what runs, except `expert_maps`: kept facts, and what follows from kept facts."""
+    """Return the sections that decide what runs, except `expert_maps`: the kept facts, and what follows from them."""
     digests = {phase: digest_of(rows) for phase, rows in kept.maps.items()}
     documents = _launch_documents(kept, digests)
     times = start_times(kept.spec, list(kept.layouts.values()), weights_read(kept.shared.memory, kept.shared.reads))

@@ -231,7 +231,7 @@ class Memory(Part):
 
     @property
     def read_bytes(self) -> int:
-        """Return the bytes of weights that a rank reads: what the engine makes of them after reading is left out."""
+        """Return the bytes of weights that a rank reads, without matrices that the engine makes after reading."""
         return self.weights_bytes - self.weights.absorbed
 
 

@@ -79,7 +79,10 @@ def join_plan(folder: Path) -> Plan:
 
 
 def _describe_repair(folder: Path) -> str:
-    """Return the fix for a folder whose plan cannot be read: restore it. Planning anew could move units that run."""
+    """Return the fix for a folder whose plan cannot be read, which is to restore it.
+
+    Planning anew could move units that run.
+    """
     quoted = shlex.quote(str(folder))
     of_branch = f"git rm -rfq {quoted} && git checkout BRANCH -- {quoted}"
     return f"put back what tidemill render wrote, after a merge that of one branch ({of_branch}), and render again"
