@@ -78,7 +78,7 @@ def _aligned_lines(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _listed_path(name: str) -> str | None:
-    """Return the path of the field called `name`, with `[]` for list items as in docs/spec.md; None if no field is."""
+    """Return the path of the field `name`, with `[]` for list items as in docs/spec.md; None if there is no field."""
     bare = _without_items(name)
     return next((path for path in field_paths() if name == path or bare == _without_items(path)), None)
 

@@ -126,7 +126,10 @@ def _read_slo(words: str) -> Slo | None:
 
 
 def _read_pair(option: str, words: str, least: float, most: float, form: str, example: str) -> Sequence[str] | None:
-    """Return the two numbers in `words`, such as 2000/50, as they are written; None for the answer `none`."""
+    """Return the two numbers in `words`, such as 2000/50, as they are written; None for the answer `none`.
+
+    Raises CallError unless both are numbers from `least` to `most`.
+    """
     if words == NONE:
         return None
     found = words.split("/")

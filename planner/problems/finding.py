@@ -85,7 +85,7 @@ class Finding:
         return tuple({self.path if path == HERE else path: value for path, value in each.items()} for each in found)
 
     def at(self, file: str, line: int = 0, column: int = 0) -> "Finding":
-        """Return the finding with its place. A line of 0 means that it is about no single line."""
+        """Return the finding with its place. A line of 0 means that the finding is about no single line."""
         return replace(self, file=file, line=line, column=column)
 
     def as_json(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def did_you_mean(word: Any, choices: Sequence[Any]) -> Fix:
 
 
 def for_example(written: str) -> Fix:
-    """Show an example of a right value. The fix has no change, since nobody meant that value."""
+    """Return a fix that shows an example of a right value. It has no change, since nobody meant that value."""
     return Fix(f"for example {written}", ())
 
 
@@ -146,7 +146,7 @@ def _find_holder(data: dict[str, Any], path: str) -> tuple[Any, Any]:
 
 
 def _differs_in_words(word: str, choice: str) -> bool:
-    """Return whether two similar names differ in their number of words."""
+    """Return whether two names are spelt alike but differ in their number of words."""
     ratio = SequenceMatcher(None, fold_spelling(word), fold_spelling(choice)).ratio()
     return len(_words(word)) != len(_words(choice)) and ratio >= MISSPELT_RATIO
 
