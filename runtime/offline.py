@@ -72,9 +72,9 @@ class Job:
 
 
 def run(job: Job) -> None:
-    """Do one rank's part of the job or, without a rank, the whole job, which prints JSON.
+    """Run the job. If `job.rank` is given, run that rank's part. Otherwise start all ranks and print their outputs.
 
-    Raises RuntimeFailure if it cannot be done.
+    The outputs are printed together as JSON. Raises RuntimeFailure if the job cannot be done.
     """
     if job.rank is not None:
         _run_rank(job)

@@ -212,6 +212,6 @@ def _raise_peer_lost() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a backend's message, without the source position at its beginning."""
+    """Return the first line of a backend's message, without the source position before it and the advice after it."""
     words = str(error).splitlines()[0].split(". This is typically", 1)[0]
     return words.partition("] ")[2] if words.startswith("[") else words

@@ -101,13 +101,19 @@ class HostLink:
         """
         return self.to_host(x), None
 
-    def begin_to_device(self, copy: Callable[[], None]) -> "PendingCopy | None":
-        """Call `copy`, which copies host memory to the device. Return the pending copy; None if it is done."""
+    def begin_copy_to_device(self, copy: Callable[[], None]) -> "PendingCopy | None":
+        """Call `copy`, which copies host memory to the device. Return None: here the copy is done.
+
+        A link that copies in the background returns the pending copy.
+        """
         copy()
         return None
 
-    def begin_from_device(self, copy: Callable[[], None]) -> "PendingCopy | None":
-        """Call `copy`, which copies the device's memory to the host. Return the pending copy; None if it is done."""
+    def begin_copy_from_device(self, copy: Callable[[], None]) -> "PendingCopy | None":
+        """Call `copy`, which copies the device's memory to the host. Return None: here the copy is done.
+
+        A link that copies in the background returns the pending copy.
+        """
         copy()
         return None
 
@@ -162,12 +168,12 @@ class PinnedLink(HostLink):
         host.copy_(x, non_blocking=True)
         return host, self.make_wait(x.device)
 
-    def begin_to_device(self, copy: Callable[[], None]) -> "PendingCopy":
-        """Begin a copy to the device beside the computation, after all work issued so far."""
+    def begin_copy_to_device(self, copy: Callable[[], None]) -> "PendingCopy":
+        """Begin a copy to the device after all work issued so far. The copy runs beside the computation."""
         self._queue = CudaQueue(self._device) if self._queue is None else self._queue
         return _begin_beside(self._queue, copy)
 
-    def begin_from_device(self, copy: Callable[[], None]) -> "PendingCopy":
+    def begin_copy_from_device(self, copy: Callable[[], None]) -> "PendingCopy":
         """Begin a copy to the host, after all work issued so far.
 
         The copy runs beside the computation and beside copies to the device.

@@ -131,7 +131,7 @@ class LatentCache:
             for layer, latent_TC in zip(self.layers, latents, strict=True):
                 layer.write(rows, latent_TC.to(self._pages.device, non_blocking=True))
 
-        return self.link.begin_to_device(write)
+        return self.link.begin_copy_to_device(write)
 
     def load(self, table: PageTable, first: int, hashes: Sequence[bytes]) -> tuple[int, PendingCopy | None]:
         """Begin to copy blocks from host memory to a table's pages, from page number `first` on.

@@ -139,7 +139,7 @@ class KvReceiver:
             writer.close()
 
     async def _follow(self, caller: _Caller) -> None:
-        """Answer the connection's offers until one is refused.
+        """Answer the connection's offers until one is refused or the peer closes the connection.
 
         Raises TimeoutError if no offer with a valid ticket comes in time, so that unknown peers do not use up the
         connections. A peer that has shown a ticket may be silent.

@@ -118,9 +118,9 @@ class DeepseekV3(nn.Module):
         return [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MixtureOfExperts)]
 
     def row_functions(self) -> list[tuple[Callable[[Tensor], Any], int, torch.dtype]]:
-        """Return (function, row size, dtype) for each type and shape of modules that compute rows independently.
+        """Return (function, row size, dtype) of one module of each type and shape that computes rows independently.
 
-        The function is that of one such module. `check_machine` tries these functions.
+        Each output row of such a module depends on one input row. `check_machine` tries them for batch invariance.
         """
         functions: dict[Any, tuple[Callable[[Tensor], Any], int, torch.dtype]] = {}
         for module in self.modules():

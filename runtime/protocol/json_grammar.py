@@ -110,10 +110,11 @@ def _explain_over_limits(schema: str) -> str | None:
 
 
 def _num_remainders(schema: Any) -> int:
-    """Return roughly how many remainders the schema's `multipleOf` have together.
+    """Return roughly how many states the schema's `multipleOf` add to llguidance's automaton.
 
-    A multiple of 7 has seven remainders, of 0.25 twenty-five. If several parts of the schema may apply to one number,
-    the number may have to be a multiple of all values, so their least common multiple counts.
+    It has one for each remainder: 7 for a multiple of 7, and 25 for a multiple of 0.25 (its digits without factors of
+    ten). Where schemas are combined, one number may have to be a multiple of all values, so each value counts with
+    their least common multiple.
     """
     nodes = list(_objects(schema))
     values = [Decimal(repr(node["multipleOf"])) for node in nodes if _is_number(node.get("multipleOf"))]

@@ -47,7 +47,8 @@ def serve_metrics(
 ) -> Iterator[None]:
     """Serve `registry` on a thread of its own, while the context lasts. Raises RuntimeFailure if the port is taken.
 
-    `pages` maps a path to a function that returns its JSON, which may not be called before `is_ready`.
+    `/readyz` answers by `is_ready`, `/health` by `is_moving`. `pages` maps a path to a function that makes its JSON.
+    Until `is_ready`, the path answers 503 and the function is not called.
     """
     try:
         server_class = _Server if check_address(address) == 4 else _Ipv6Server

@@ -123,9 +123,10 @@ def _forbid_early_stop(logits_V: Tensor, sampling: Sampling, num_generated: int)
 def _penalise_repetition(
     logits_V: Tensor, sampling: Sampling, prompt_ids: Sequence[int], generated: Sequence[int]
 ) -> Tensor:
-    """Return the logits, [vocab_size], of which repetition_penalty divides positive ones and multiplies negative ones.
+    """Return the logits after the repetition penalty, [vocab_size].
 
-    Only the logits of tokens that the request's prompt or answer already has are changed.
+    For each token already in the prompt or the answer, a positive logit is divided by the penalty and a negative one
+    multiplied by it.
     """
     if sampling.repetition_penalty == 1:  # otherwise each token would cost a pass over the prompt
         return logits_V

@@ -47,7 +47,10 @@ class FollowedMaps:
     live: "LiveMaps | None" = None
 
     def look(self, limits: Limits, units: "Sequence[ServingUnit]") -> "Turn | None":
-        """Go on with the turns in which units change maps within `limits`. Return the turn that has ended, if any."""
+        """Return the outcome of the last visit to a unit if it has ended since the last look; start the next visit.
+
+        A visit measures a unit and may change its map within `limits`. New `limits` begin measuring anew.
+        """
         from stacks.measured.live_maps import LiveMaps  # loads numpy, which few controllers need
 
         if self.live is None or limits != self.limits:
@@ -77,23 +80,26 @@ class _Unit:
 
     def map_in_service(self) -> InService:
         """Return the map that a rank shows."""
-        standing = self._read_standing()
+        standing = self._fetch_epoch()
         return InService(standing["number"], standing["physical_to_logical"], standing["unit_digest"])
 
     def hand_over(self, rows: Rows) -> Ending:
         """Write the document of the next epoch, and wait until a rank shows that the unit is in it."""
-        standing = self._read_standing()
+        standing = self._fetch_epoch()
         document = next_document(standing, rows)
         self.hand_in(self.name, json.dumps(document))
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
             time.sleep(POLL_S)
-            if self._read_standing()["digest"] == document["digest"]:
+            if self._fetch_epoch()["digest"] == document["digest"]:
                 return Ending(document["number"])
         return Ending(standing["number"], f"it has not taken the next one within {WAIT_S:g} s; its log may say why")
 
-    def _read_standing(self) -> dict[str, Any]:
-        """Return what a rank shows of the unit's epoch. Raises ValueError if it shows none, or another unit's."""
+    def _fetch_epoch(self) -> dict[str, Any]:
+        """Return the JSON of rank 0's page `/epoch`: the expert map in service.
+
+        Raises ValueError if it does not answer, or answers for another unit.
+        """
         url = f"{self.metrics[0].removesuffix('/metrics')}/epoch"
         try:
             page = json.loads(fetch(url, timeout_s=ASK_S, max_bytes=MAX_BYTES))

@@ -200,7 +200,9 @@ def _find_outdated(api: Api, namespace: str, units: Sequence[Manifest]) -> tuple
     A unit that is off is outdated until its new template is current: if started earlier, it may get either template.
     """
     unseen = {_name(unit) for unit in units if num_withheld(unit) and _is_off(unit) and not _is_observed(unit)}
-    doubtful = {_name(unit) for unit in units if num_withheld(unit) and _is_observed(unit) and not _is_current(unit)}
+    doubtful = {
+        _name(unit) for unit in units if num_withheld(unit) and _is_observed(unit) and not _status_proves_current(unit)
+    }
     if not doubtful:
         return unseen, None
     try:
@@ -210,8 +212,11 @@ def _find_outdated(api: Api, namespace: str, units: Sequence[Manifest]) -> tuple
     return unseen | {_name(each) for each in leaders if _name(each) in doubtful and _withholds(each)}, None
 
 
-def _is_current(unit: Manifest) -> bool:
-    """Return whether a unit's status alone shows that its pods have, or would start with, its newest template."""
+def _status_proves_current(unit: Manifest) -> bool:
+    """Return whether the unit's status proves that its pods have its newest template.
+
+    A unit that is off is current once it has no replicas left.
+    """
     status = unit.get("status") or {}
     if _is_off(unit):
         return not status.get("replicas")

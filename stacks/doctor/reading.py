@@ -128,7 +128,7 @@ def _find_missing_rights(api: Api, kinds: Iterable[Kind], namespace: str) -> Ite
 
 
 def _find_refusals(api: Api, objects: Iterable[Manifest]) -> Iterator[Refusal]:
-    """Yield a refusal for each object that `foresee_create` rejects, by ownership or by a dry run."""
+    """Yield a refusal for each object that another tool owns, or that the API server rejects in a dry run."""
 
     def foresee(manifest: Manifest) -> Refusal | None:
         try:

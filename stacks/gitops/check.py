@@ -30,7 +30,7 @@ from planner.problems.errors import CallError, InfeasibleError, OutputError, Spe
 from planner.report.columns import numeric_order
 from stacks.gitops.gate import CHECK, Condition, find_objections, gather_evidence
 from stacks.gitops.kustomized import Builders, differing_additions, disallowed_fields, lost_builders, read_builders
-from stacks.gitops.refusals import link_refused, refused
+from stacks.gitops.refusals import argument_error, link_refused
 from stacks.gitops.report import Report
 from stacks.gitops.tree import list_files
 
@@ -78,15 +78,17 @@ def require_call(call: Call) -> None:
             if condition.needs_figures:
                 reason = "a folder keeps no figures, so those before the change follow from the base's spec"
                 fix = "give --base, with a checkout of the branch that the change is for"
-                raise refused(CHECK, "--fail-on", condition.word, "R602 needs --base", reason, fix)
+                raise argument_error(CHECK, "--fail-on", condition.word, "R602 needs --base", reason, fix)
         return
     if not call.base.is_dir():
         rule, reason = "R603 must be a folder", "it is the checkout of the branch that the change is for"
-        raise refused(CHECK, "--base", str(call.base), rule, reason, "for example git worktree add ../base origin/main")
+        raise argument_error(
+            CHECK, "--base", str(call.base), rule, reason, "for example git worktree add ../base origin/main"
+        )
     for name, path in (("SPEC", call.spec), ("FOLDER", call.folder), *(("-f", each) for each in call.overlays)):
         if path.is_absolute() or ".." in path.parts:
             rule, reason = "R604 must be a path inside the checkout", "--base has the same file at the same path"
-            raise refused(
+            raise argument_error(
                 CHECK, name, str(path), rule, reason, "call tidemill in the checkout, and give a relative path"
             )
 

@@ -26,7 +26,7 @@ from planner.problems.errors import CallError, TidemillError
 from planner.problems.finding import Finding
 from planner.problems.printable import without_passwords
 from stacks.gitops.patience import TOO_SLOW, TRY_LATER, Patience
-from stacks.gitops.refusals import PROPOSE, refused
+from stacks.gitops.refusals import PROPOSE, argument_error
 
 __all__ = [
     "FORGES",
@@ -125,12 +125,12 @@ def read_repository(address: str, forge: Forge | None, forge_url: str | None = N
     token = os.environ.get(TOKEN, "")
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         rule, reason = "R610 must hold a token", "the branch is pushed, and the pull request opened, with its rights"
-        raise refused(PROPOSE, TOKEN, None, rule, reason, "export one that may write code and pull requests")
+        raise argument_error(PROPOSE, TOKEN, None, rule, reason, "export one that may write code and pull requests")
     root, path = _locate(address, forge_url)
     known = forge or HOSTS.get(urlsplit(root).hostname or "")
     if known is None:
         rule, reason = "R612 must be given for this host", f"{root} may be any of {', '.join(FORGES)}"
-        raise refused(PROPOSE, "--forge", None, rule, reason, "for example --forge gitea")
+        raise argument_error(PROPOSE, "--forge", None, rule, reason, "for example --forge gitea")
     if not PATH.fullmatch(path) or (known != "gitlab" and path.count("/") != 1):
         _refuse_address(address, "it names no repository of an owner")
     return Repository(known, address, root, path, token)
@@ -251,11 +251,11 @@ def _no_request(repository: Repository) -> ForgeError:
     return ForgeError(repository, "it answers with something else than a pull request", "is --forge right?")
 
 
-def _list_pages(repository: Repository, path: str, asked: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _list_pages(repository: Repository, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the items of all pages of a list in the API. Raises ForgeError if an answer is not a list of objects."""
     for page in range(1, MAX_PAGES + 1):
-        query = urlencode(asked | {"page": str(page), "per_page": str(PAGE), "limit": str(PAGE)})
-        items = _send(repository, "GET", f"{path}?{query}")
+        words = urlencode(query | {"page": str(page), "per_page": str(PAGE), "limit": str(PAGE)})
+        items = _send(repository, "GET", f"{path}?{words}")
         if not isinstance(items, list) or not all(isinstance(each, dict) for each in items):
             raise ForgeError(repository, "it answers with something else than a list", "is --forge right?")
         yield from items
@@ -409,9 +409,9 @@ def _is_loopback(name: str) -> bool:
 def _refuse_address(address: str, reason: str) -> NoReturn:
     rule = f"R611 must be the address of a repository of {', '.join(FORGES)}"
     fix = "git remote set-url NAME https://HOST/OWNER/NAME.git"
-    raise refused(PROPOSE, "--remote", without_passwords(address), rule, reason, fix)
+    raise argument_error(PROPOSE, "--remote", without_passwords(address), rule, reason, fix)
 
 
 def _wrong_forge_url(forge_url: str, reason: str) -> CallError:
     rule, fix = "R622 must be the https:// address of the remote's forge", "for example https://example.com/gitlab"
-    return refused(PROPOSE, "--forge-url", without_passwords(forge_url), rule, reason, fix)
+    return argument_error(PROPOSE, "--forge-url", without_passwords(forge_url), rule, reason, fix)

@@ -15,7 +15,7 @@ from pathlib import Path
 from planner.problems.errors import CallError
 from stacks.gitops.forge import Repository
 from stacks.gitops.git_process import GitError, run_git
-from stacks.gitops.refusals import PROPOSE, refused
+from stacks.gitops.refusals import PROPOSE, argument_error
 
 __all__ = [
     "Checkout",
@@ -73,7 +73,7 @@ def require_within(root: Path, name: str, path: Path) -> Path:
     found, top = (Path.cwd() / path).resolve(), root.resolve()
     if not found.is_relative_to(top) or found == top:
         rule, reason = "R613 must be a path inside the checkout, also behind links", "a commit holds nothing else"
-        raise refused(PROPOSE, name, str(path), rule, reason, "give a path inside it that no link leads out of")
+        raise argument_error(PROPOSE, name, str(path), rule, reason, "give a path inside it that no link leads out of")
     return found.relative_to(top)
 
 
@@ -100,9 +100,9 @@ def require_branch(checkout: Checkout, branch: str, into: str) -> None:
         if run_git("check-ref-format", ["--branch", branch], checkout.root).strip() != branch or branch == "@":
             raise GitError("check-ref-format", "it is short for another name")  # for example @{-1}
     except GitError:
-        raise refused(PROPOSE, "--branch", branch, rule, "git takes no such name", fix) from None
+        raise argument_error(PROPOSE, "--branch", branch, rule, "git takes no such name", fix) from None
     if branch == into:
-        raise refused(PROPOSE, "--branch", branch, rule, "a pull request needs two branches", fix)
+        raise argument_error(PROPOSE, "--branch", branch, rule, "a pull request needs two branches", fix)
 
 
 def read_heads(checkout: Checkout, repository: Repository, into: str | None, branch: str) -> Heads:
@@ -151,7 +151,7 @@ def _lacks_history() -> GitError:
 
 def changed_elsewhere(path: str, reason: str, fix: str) -> CallError:
     """Return the error for a file that differs from the one on the branch that the proposal goes into."""
-    return refused(path, "", None, "R614 must be as the branch has it", reason, fix)
+    return argument_error(path, "", None, "R614 must be as the branch has it", reason, fix)
 
 
 def export_commit(checkout: Checkout, commit: str, scratch: Path) -> Path:
@@ -181,7 +181,7 @@ def require_no_filter(checkout: Checkout, tree: Path, paths: Sequence[Path]) -> 
             rule = "R623 must be in Git without a filter"
             reason = f".gitattributes gives it filter={value}, and no program of a repository's choice is run"
             fix = "take the filter from it, by a later line there that ends in -filter"
-            raise refused(path, "", None, rule, reason, fix)
+            raise argument_error(path, "", None, rule, reason, fix)
 
 
 def _list_files(tree: Path, paths: Sequence[Path]) -> Iterator[Path]:

@@ -29,7 +29,7 @@ from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.resolved import ResolvedSpec
 from stacks.controller.cli import DEFINITION
 from stacks.gitops.comment import MAX_BYTES, MAX_COMMENT
-from stacks.gitops.refusals import INIT, link_refused, no_loads_file, refused
+from stacks.gitops.refusals import INIT, argument_error, link_refused, no_loads_file
 from stacks.gitops.worth import PAYBACK_HOURS
 
 __all__ = [
@@ -138,14 +138,14 @@ def require_safe_path(name: str, path: Path) -> None:
             "a job's script has it",
         )
         fix = "call tidemill at the root of the repository, for example with deploy/spec.yaml"
-        raise refused(INIT, name, str(path), rule, reason, fix)
+        raise argument_error(INIT, name, str(path), rule, reason, fix)
 
 
 def require_repository(address: str | None) -> str:
     """Return `address`, from which a cluster fetches the repository. Raises CallError if Flux cannot use it."""
     if address is None or not REPOSITORY.fullmatch(address) or HAS_SECRET.match(address):
         rule, reason = "R609 must be an https:// or ssh:// address without a password", "a cluster fetches from there"
-        raise refused(
+        raise argument_error(
             INIT, "--repository", None, rule, reason, "for example ssh://git@git.example/team/deployments.git"
         )
     return address
@@ -158,7 +158,7 @@ def require_loads(address: str, specs: Sequence[ResolvedSpec]) -> str:
     """
     if not LOADS_ADDRESS.fullmatch(address):
         rule, reason = "R621 must be an http:// or https:// address without a password", "a job's file has it"
-        raise refused(INIT, "--loads-from", None, rule, reason, "for example http://prometheus.example:9090")
+        raise argument_error(INIT, "--loads-from", None, rule, reason, "for example http://prometheus.example:9090")
     for spec in specs:
         if spec.written.expert_load.file is None:
             raise no_loads_file(INIT, "--loads-from")
@@ -313,7 +313,7 @@ def _require_name(name: str) -> str:
 
 def _wrong_name(names: str, reason: str, fix: str) -> CallError:
     rule = "R620 must be names of at most 32 small letters, digits and -, with commas between them"
-    return refused(INIT, "--environments", names, rule, reason, fix)
+    return argument_error(INIT, "--environments", names, rule, reason, fix)
 
 
 def _fill(template: str, values: Mapping[str, object]) -> str:

@@ -121,7 +121,10 @@ def read_builders(folder: Path, checkout: Path) -> Builders:
 
 
 def disallowed_fields(builders: Builders) -> list[str]:
-    """Return a text such as `namePrefix of ../prod/kustomization.yaml` for each field that may break the folder."""
+    """Return a text such as `namePrefix of ../prod/kustomization.yaml` for each field that may break the folder.
+
+    Each kustomization that cannot be judged has a text, too: its name and what is wrong with it.
+    """
     faults = [f"{name} ({each.fault})" for name, each in builders.items() if each.fault]
     return sorted(
         [*faults, *(f"{field} of {name}" for name, each in builders.items() for field in _disallowed(each.fields))]

@@ -68,7 +68,7 @@ from stacks.gitops.git import (
     require_unchanged,
     require_within,
 )
-from stacks.gitops.refusals import PROPOSE, link_refused, loads_refused, no_loads_file, refused
+from stacks.gitops.refusals import PROPOSE, argument_error, link_refused, loads_refused, no_loads_file
 from stacks.gitops.worth import PAYBACK_HOURS, Worth, weigh_maps
 
 __all__ = [
@@ -260,7 +260,7 @@ def check_payback(call: Call) -> None:
     """Raises CallError for a `--payback` that is no positive number, or that is given without `--loads`."""
     if call.most_hours is not None and (call.loads is None or not 0 < call.most_hours < math.inf):
         rule, reason = "R619 must be a number above 0, beside --loads", "new expert maps have to pay for their restarts"
-        raise refused(
+        raise argument_error(
             PROPOSE, "--payback", str(call.most_hours), rule, reason, f"for example --payback {PAYBACK_HOURS:g}"
         )
 
@@ -303,7 +303,10 @@ def branch_of(folder: Path, *, with_loads: bool) -> str:
 
 
 def _make_proposal(checkout: Checkout, heads: Heads, source: Source, most_hours: float) -> Proposal:
-    """Plan, render and commit a proposal in the working directory, which has the files of the commit `heads.base`."""
+    """Plan, render and commit a proposal in the working directory, which has the files of the commit `heads.base`.
+
+    With new loads whose maps are not worth the change, only plan: the proposal's `commit` is None.
+    """
     paths, named = source.paths, list(source.contents)
     refuse_links((*named, paths.folder), heads.into)
     require_no_filter(checkout, Path.cwd(), (*named, paths.folder))

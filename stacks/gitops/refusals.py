@@ -3,26 +3,29 @@
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 
-__all__ = ["INIT", "PROPOSE", "link_refused", "loads_refused", "no_loads_file", "refused"]
+__all__ = ["INIT", "PROPOSE", "argument_error", "link_refused", "loads_refused", "no_loads_file"]
 
 INIT, PROPOSE = "tidemill gitops init", "tidemill gitops propose"
 
 
-def refused(place: str, path: str, value: str | None, rule: str, reason: str, fix: str) -> CallError:
-    """Return an error about the argument `path` with `value`; `place` is its command or file."""
-    return CallError([Finding(path, value, rule, reason, fix).at(place)])
+def argument_error(command: str, argument: str, value: str | None, rule: str, reason: str, fix: str) -> CallError:
+    """Return an error about `argument` (such as `--base`), given as `value` to `command`.
+
+    For an error about a whole file, `command` is the file and `argument` is empty.
+    """
+    return CallError([Finding(argument, value, rule, reason, fix).at(command)])
 
 
 def link_refused(path: str) -> CallError:
     """Return the error for a link in place of a folder or file of the checkout."""
     rule, reason = "R608 must not be a link", "what it leads to may belong to somebody else"
-    return refused(path, "", None, rule, reason, "put a folder or file in its place")
+    return argument_error(path, "", None, rule, reason, "put a folder or file in its place")
 
 
 def loads_refused(place: str, option: str, value: str | None, reason: str, fix: str) -> CallError:
     """Return the error for a file of expert loads that cannot replace the spec's `expert_load.file`."""
     rule = "R615 must be a file of loads, to replace the spec's expert_load.file"
-    return refused(place, option, value, rule, reason, fix)
+    return argument_error(place, option, value, rule, reason, fix)
 
 
 def no_loads_file(place: str, option: str) -> CallError:

@@ -203,7 +203,7 @@ def stop(folder: RunFolder) -> None:
     """
     if folder.was_killed():
         with suppress(OSError, LocalError):  # a full disk, or a new start: the record stays true
-            folder.close()
+            folder.record_stopped()
         return
     record = folder.read()
     if record is None:  # another supervisor has replaced ours

@@ -124,8 +124,8 @@ class RunFolder:
             return False
         return record is not None and _was_cut_off(record)
 
-    def close(self) -> None:
-        """Record that the deployment, whose supervisor was killed, has been stopped.
+    def record_stopped(self) -> None:
+        """Mark the deployment as stopped in the record, in place of its supervisor, which was killed.
 
         Raises OSError if the record cannot be written, and LocalError if another process holds the lock.
         """

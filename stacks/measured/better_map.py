@@ -79,11 +79,11 @@ class _Step:
 def find_better_map(
     earlier: Loads, later: Loads, in_service: Rows, num_ranks: int, rules: LiveMap, limits: Limits
 ) -> BetterMap:
-    """Return the map that gains most within `limits` for a unit of `num_ranks` ranks.
+    """Build a better map within `limits` for a unit of `num_ranks` ranks, or say in `why_not` why it keeps its own.
 
     `earlier` and `later` have the rows that each expert of each layer computed in the first and the second half of
-    `limits.every_s`. If no map within the limits gains enough, return the best map without limits, and why the unit
-    keeps its own.
+    `limits.every_s`. If there are too few rows to judge, the result is the map in service. If the map within the
+    limits gains too little, it is the map built without limits.
     """
     fewest, rows = (DEVIATIONS / limits.min_gain) ** 2, min(map(sum, (*earlier, *later))) / num_ranks
     if rows < fewest:
@@ -100,9 +100,9 @@ def find_better_map(
 
 
 def _find(loads: Loads, later: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap, limits: Limits) -> BetterMap:
-    """Return the map made from `loads` that gains most under the loads `later`.
+    """Build a map step by step within `limits`, by the balance under `loads`, and judge it under `later`.
 
-    If no map within `limits` gains enough, return the best map without limits.
+    If it gains too little, return the map built without limits, and in `why_not` why the unit keeps its own.
     """
     steps = list(_list_steps(loads, in_service, sizes, rules))
     stays = _balances(loads, in_service, sizes, rules)

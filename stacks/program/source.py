@@ -118,9 +118,10 @@ def _read_spec(spec: str, overlays: Sequence[str]) -> ResolvedSpec:
 
 
 def _path_and_content(name: str, given: str) -> tuple[Path, dict[Path, bytes]]:
-    """Return (path, path -> content) of a file that was `given` by its path or by its content.
+    """Return (path, {path: content}) for an input that is either a file's path or its text.
 
-    A file given by its path is not read, and has no entry in the mapping. For content the path is `name`.
+    If `given` is a path, the mapping is empty and nothing is read. If it is the text, the path is `name` and the
+    mapping holds the text.
     """
     return (Path(name), {Path(name): _encode(given)}) if is_content(given) else (_existing_path(name, given), {})
 

@@ -93,7 +93,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def prepare(arguments: argparse.Namespace, vocab_size: int) -> tuple[Tokenizer, Text | Answers, torch.Tensor]:
-    """Return (tokenizer, phase, held-out probe), which depend only on the text and the seed."""
+    """Return (tokenizer, training phase, rows of held-out tokens on which the loss is measured).
+
+    They depend only on the text, the seed and the arguments.
+    """
     training, held_out = split(read_documents(arguments.text))
     tokenizer = train_tokenizer(training, vocab_size)
     steps = arguments.steps or STEPS[arguments.phase]

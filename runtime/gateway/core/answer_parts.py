@@ -127,9 +127,10 @@ class AnswerReader:
         return ()
 
     def _read_thought(self) -> Sequence[AnswerPart]:
-        """Take the thoughts that have come from the text, and return them as one part; empty if there are none.
+        """Remove from the buffered text the thoughts that have arrived, and return them as one part.
 
-        White space around thoughts is dropped. Only an answer that ends within its thoughts keeps the space at its end.
+        The result is empty if there are none. White space around them is dropped, except at the end of an answer that
+        stops while it thinks.
         """
         self._skip_space()
         text, is_over = self._read_until(THINK_END)

@@ -354,7 +354,8 @@ async def _process_body(request: Request, num_bytes: int, work: Callable[[], T])
 def _refuse_early(num_choices: int, queue: AdmissionQueue, request: Request) -> None:
     """Raises ApiError if there is no room for so many choices, before they cost the tokenizer time or memory.
 
-    While no unit is ready, a call of usual size goes on, so that its client still learns what is wrong with it.
+    While no unit is ready, a call of at most `MAX_CHOICES` choices is not refused here. It is checked first, so that
+    its client still learns of mistakes in it.
     """
     caller = caller_name(request)
     if num_choices > MAX_CHOICES or queue.room(caller) is not None:
@@ -383,6 +384,8 @@ def _join_deltas(deltas: list[Delta]) -> Delta:
 
 async def _stream_events(dialect: Dialect, generation: Generation, first: Delta | None) -> AsyncIterator[bytes]:
     """Yield the stream's events. The last one is its end or an error.
+
+    `first` is the delta that the caller has already awaited; None if the answer has no delta.
 
     Tokens that have arrived together are yielded together, so that a busy gateway writes once for all of them.
     """

@@ -175,7 +175,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _product_size(left: Any, right: Any) -> int:
-    """Return the size of a product: for a text or list times a number its items, for two numbers about its bits."""
+    """Return the size of `left * right` without computing it.
+
+    It is the number of items if a text or list is repeated, and about the number of bits if both are numbers.
+    """
     for one, times in ((left, right), (right, left)):
         if isinstance(one, Sized) and isinstance(times, int):
             return len(one) * times

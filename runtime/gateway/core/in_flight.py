@@ -150,7 +150,10 @@ class InFlightRequest:
         self._deliver(token)
 
     def _has_requested_logprobs(self, token: Token) -> bool:
-        """Return whether the token has the requested number of logprobs, of different tokens and the best first."""
+        """Return whether the token has the logprobs that were requested, or none if none were.
+
+        They must be of different tokens, the best first, in the requested number, each finite and at most 0.
+        """
         if token.logprobs is None or self._num_logprobs is None:
             return token.logprobs is None and self._num_logprobs is None
         best = [logprob for _, logprob in token.logprobs.best]

@@ -75,7 +75,10 @@ def _check_encoding(request: Request) -> None:
 
 
 async def run_while_connected(request: Request, work: Coroutine[None, None, T]) -> T:
-    """Return the result of `work`. The work is cancelled if the client leaves first. The body must have been read."""
+    """Return the result of `work`. The request's body must have been read.
+
+    Raises ClientDisconnect if the client leaves first; the work is cancelled.
+    """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

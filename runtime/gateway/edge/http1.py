@@ -132,7 +132,10 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         self._connections.note(self)
 
     def handle_events(self) -> None:
-        """Handle the events that h11 has parsed. After an answer `_hang_up` closes the connection."""
+        """Handle the events that h11 has parsed.
+
+        Where uvicorn would close the connection after an answer, `_hang_up` does it instead.
+        """
         super().handle_events()
         if self.cycle is not None and self.cycle.transport is self.transport:
             self.cycle.transport = _AnswerTransport(self.transport, self._hang_up)  # type: ignore[assignment]

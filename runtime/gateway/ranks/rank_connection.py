@@ -98,7 +98,7 @@ class Rank:
         self._listeners[request_id] = listener
         num_held = 0
         if hashes is not None:
-            num_held = self.prompts.send(request_id, hashes, size.prompt_tokens).num_tokens
+            num_held = self.prompts.record_sent(request_id, hashes, size.prompt_tokens).num_tokens
         self._ledger.give(request_id, size, num_held)
         return num_held
 

@@ -197,8 +197,8 @@ def pick(
 ) -> RankLoad:
     """Return the best rank for a request. `ranks` is not empty and of one phase.
 
-    Among equally good ranks, the call number `turn` decides. `find_held` returns for each of the ranks given to it how
-    much of the prompt the rank has in its cache.
+    Equally good ranks take turns: `turn` is the number of this call. `find_held` returns for each of the
+    ranks given to it how much of the prompt the rank has in its cache.
     """
     costs = _costs(policy, ranks, size, find_held)
     lowest = min(costs)

@@ -63,7 +63,7 @@ class SentPrompts:
         num_tokens = min(num_blocks, (num_prompt_tokens - 1) // PAGE_TOKENS) * PAGE_TOKENS
         return HeldPrefix(num_tokens, max(num_tokens - num_ready * PAGE_TOKENS, 0))
 
-    def send(self, request_id: str, hashes: BlockHashes, num_prompt_tokens: int) -> HeldPrefix:
+    def record_sent(self, request_id: str, hashes: BlockHashes, num_prompt_tokens: int) -> HeldPrefix:
         """Record that a prompt is sent to the rank. Return how much of it the rank is expected to have in its cache."""
         index = self.index
         if self.place is None:

@@ -2,6 +2,9 @@
 
 Ranks report how long their own work in a step takes. A rank is a straggler if it takes far longer than its peers. It is
 reported but not ended: it still computes, and people decide whether to replace its machine.
+
+How long it must be slow is decided elsewhere: `worker/step_times.py` smooths what a rank reports,
+`stacks/controller/stragglers.py` says when its unit is used last, and `docs/prometheus-rule.yaml` when to alert.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The gateway's log: one JSON object a line, one line for each call that was answered or given up.
+"""The gateway's log: one JSON object a line, one line for each call that ranks worked on.
 
 A call's line has the id that is in its answer's `X-Request-Id`, the key's name, the tokens and times, and the units
 that worked on it with their digests, which cover their expert maps. It never has text of the caller or the model. A
@@ -54,7 +54,7 @@ class CallRecord:
 
 
 class RequestLog:
-    """Logs one line for each call that was answered, refused or given up."""
+    """Logs one line for each call that ranks worked on, and one for each refusal up to a bounded rate."""
 
     def __init__(self) -> None:
         self._complain = Complaints(log.info)
@@ -89,7 +89,7 @@ class RequestLog:
         log.info("request", extra={FIELDS: fields})
 
     def log_refusal(self, request: Request, error: ApiError) -> None:
-        """Log a call that was refused or given up."""
+        """Log a call that was refused or given up, at a bounded rate: a call beyond it gets no line."""
         route = f"{request.method} {request.scope['path']}"
         self._complain(f"refused {peer_address(request)}: {route}: {error.status} {error.code or error.type}")
 

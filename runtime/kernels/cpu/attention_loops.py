@@ -74,10 +74,10 @@ def absorb_query(
     value: int,
     latent: int,
 ) -> None:
-    """Map queries q [B, H, N + P] to y [B, H, L + P].
+    """Absorb the key half of kv_b_proj into the queries: q [B, H, N + P] -> y [B, H, L + P].
 
-    A head's first N numbers are mapped by the key half of its `up`; the last P stay as they are. The sizes are N
-    `nope`, P `rope`, U `value`, L `latent`.
+    A head's first N numbers are multiplied by `up`[h, :N], the key half of kv_b_proj; the last P stay as they are.
+    The sizes are N `nope`, P `rope`, U `value`, L `latent`.
     """
     q_BHQ = view_bf16(q, (num_requests, num_heads, nope + rope))
     y_BHC = view_bf16(y, (num_requests, num_heads, latent + rope))

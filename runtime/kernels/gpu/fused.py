@@ -75,7 +75,7 @@ def chosen_experts(logits_TE: Tensor, bias_E: Tensor | None, rule: GateRule) -> 
     experts_TK = torch.empty(num_tokens, rule.top_k, dtype=torch.long, device=logits_TE.device)
     weights_TK = torch.empty(num_tokens, rule.top_k, device=logits_TE.device)
     if num_tokens:
-        choose[(num_tokens,)](
+        choose_experts[(num_tokens,)](
             *(logits_TE, logits_TE if bias_E is None else bias_E, experts_TK, weights_TK),
             *(logits_TE.stride(0), rule.factor),
             GROUPS=rule.num_groups,
@@ -206,7 +206,7 @@ def join_keys(
 
 
 @triton.jit
-def choose(
+def choose_experts(
     logits,
     bias,
     experts,
@@ -223,7 +223,11 @@ def choose(
     IS_BIASED: tl.constexpr,
     IS_NORMALISED: tl.constexpr,
 ):
-    """Choose one token's experts: the groups with the best sums of best scores, then the best experts in them."""
+    """Choose one token's experts, and store their numbers and weights.
+
+    They are the TOP_K best experts in the TOPK_GROUP groups whose NUM_BEST best scores add up to most. The bias counts
+    for the choice and not for the weights.
+    """
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, GROUPS), tl.arange(0, SIZE)
     expert = group[:, None] * SIZE + member[None, :]

@@ -90,7 +90,7 @@ class HostTier:
                     break
             slots = [self._latents(slot) for slot in self._saved]
         if slots:
-            self._saves = self._link.begin_from_device(lambda: _copy(pages, slots))
+            self._saves = self._link.begin_copy_from_device(lambda: _copy(pages, slots))
 
     def fence_saves(self) -> list[bytes]:
         """Order all later work on the device after the copies that `save` began, and let the copied blocks be found.
@@ -119,7 +119,7 @@ class HostTier:
                 self._slots.hold(slot)
             slots = [self._latents(slot) for slot in found]
         targets = [page for page, _ in zip(pages, slots, strict=False)]
-        arrival = self._link.begin_to_device(lambda: _copy(slots, targets)) if found else None
+        arrival = self._link.begin_copy_to_device(lambda: _copy(slots, targets)) if found else None
         if arrival is None:
             self._release(found)
         else:

@@ -113,7 +113,7 @@ class Queue:
 def test_a_copy_to_a_gpu_runs_beside_the_computation_until_it_is_joined():
     """A copy to the GPU runs beside the computation until it is joined, and keeps its inputs until then."""
     queue = Queue()
-    arrival = PinnedLink(torch.device("cuda", 1), queue).begin_to_device(lambda: queue.record.append("copy"))
+    arrival = PinnedLink(torch.device("cuda", 1), queue).begin_copy_to_device(lambda: queue.record.append("copy"))
     begun = list(queue.record)
     before, queue.has_ended = arrival.has_arrived(), True
     arrival.join()
@@ -151,7 +151,7 @@ def test_a_cpus_copy_is_done_when_it_has_begun():
     """A CPU's copy is done when the call returns."""
     copied = []
 
-    assert HostLink().begin_to_device(lambda: copied.append(True)) is None
+    assert HostLink().begin_copy_to_device(lambda: copied.append(True)) is None
     assert copied == [True]
 
 

@@ -34,10 +34,10 @@ class Copies(HostLink):
     def __init__(self, pins=False):
         self.pins, self.to_device, self.from_device = pins, Queue(), Queue()
 
-    def begin_to_device(self, copy):
+    def begin_copy_to_device(self, copy):
         return self.to_device.begin(copy)
 
-    def begin_from_device(self, copy):
+    def begin_copy_from_device(self, copy):
         return self.from_device.begin(copy)
 
 

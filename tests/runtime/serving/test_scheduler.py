@@ -73,11 +73,11 @@ class LateLink(HostLink):
     def __init__(self):
         self.begun, self.num_done = [], 0
 
-    def begin_to_device(self, copy):
+    def begin_copy_to_device(self, copy):
         self.begun.append(copy)
         return PendingCopy(self, len(self.begun), copy)
 
-    def begin_from_device(self, copy):
+    def begin_copy_from_device(self, copy):
         joined = []
         queue = SimpleNamespace(join=lambda mark: joined.append(copy()), has_passed=lambda mark: bool(joined))
         return PendingCopy(queue, None, copy)
@@ -97,7 +97,7 @@ class LateLink(HostLink):
 class EarlyLink(LateLink):
     """Copies to the device as early as can be: at once. Those from it are as late as before."""
 
-    def begin_to_device(self, copy):
+    def begin_copy_to_device(self, copy):
         copy()
 
 
