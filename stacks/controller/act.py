@@ -62,9 +62,9 @@ def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Itera
 def taint_faulty_nodes(
     api: Api, plan: str, nodes: Iterable[Manifest], faulty: Collection[str], now: float
 ) -> Iterator[tuple[str, ProviderError | None]]:
-    """Taint the `faulty` of `nodes`, and untaint the others.
+    """Taint the `faulty` of `nodes`, and remove the plan's taint from the others.
 
-    Yield (node, error or None) for each node that has to change.
+    Yield (node, error or None) for each node that has to change. A node that another plan has tainted is left alone.
     """
     taint = {"key": names.FAULTY_TAINT, "value": plan, "effect": "NoSchedule", "timeAdded": timestamp(now)}
     for node in nodes:

@@ -144,7 +144,7 @@ def _count_failed(change: ChangeRecord, failed: Mapping[str, int]) -> ChangeReco
 
 
 def _is_superseded(change: ChangeRecord, situation: Situation) -> bool:
-    """Return whether a newer template has come: a unit that has had its turn, or that is new, is outdated again."""
+    """Return whether a newer template has come: a unit that the change has reached is outdated again."""
     changed = {each.name for each in change.units}
     return any(unit.name in changed and unit.is_on and unit.is_outdated for unit in situation.units)
 
@@ -213,7 +213,10 @@ def _find_staying(change: ChangeRecord, decision: Decision) -> list[str]:
 
 
 def _promise(change: ChangeRecord, situation: Situation, decision: Decision, spec: Mapping[str, Any]) -> ChangeRecord:
-    """Return the change with the promise that `tidemill diff` would give in the present state of the day."""
+    """Return the change with the promise that `tidemill diff` would give in the present state of the day.
+
+    It promises no time if a phase that may not lack a unit has no stand-in: nobody knows when there will be room.
+    """
     units = [unit for unit in situation.units if (unit.name, "restarted") in _fates(change)]
     in_turn = Counter(unit.phase for unit in units if unit not in find_awaited(unit, situation.units))
     is_crossing = any(unit.has_other_kv_format for unit in units)

@@ -223,7 +223,10 @@ def _units_to_start(situation: Situation, on: set[str], asked: set[str]) -> Iter
 def _decide_turns(
     situation: Situation, wanted: Sequence[str], on: set[str], scales: Sequence[Scale], stand_ins: Collection[str]
 ) -> Turns:
-    """Return which units restart now with their new template: none while any unit starts or drains."""
+    """Return which units restart now with their new template.
+
+    None restarts while a unit starts or drains, during a hold whose end is unknown, or while more templates may come.
+    """
     if not situation.orders.may_drain:
         return _pause_turns(situation, "nobody knows until when to hold")
     if not situation.are_templates_known:

@@ -111,7 +111,11 @@ def demanded_units(load: Load, room: Room, limits: Limits) -> int:
 
 
 def follow_phase(before: Floor | None, asked: int, planned: int, now: float, limits: Limits) -> Floor:
-    """Return a phase's new floor, if its load needs `asked` units and the day has `planned`."""
+    """Return a phase's new floor, if its load needs `asked` units and the day has `planned`.
+
+    The floor rises once the load has needed more units than are on for `limits.after_s`. After `limits.stay_s` it
+    falls to the most units that the load has needed in that time.
+    """
     longest = now + limits.stay_s  # the minimum also holds if the clock was set back
     floor = replace(before, until=min(before.until, longest)) if before else Floor(min(asked, planned), longest, 0)
     on = max(planned, floor.units)

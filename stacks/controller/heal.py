@@ -62,8 +62,8 @@ def find_reports(
 ) -> FaultReports:
     """Return which nodes report a fault at the wall-clock time `now`: a condition or label named in `settings`.
 
-    A condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, no
-    more are tainted: units that restart must find a node.
+    A condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, only
+    those that are tainted already stay so: units that restart must find a node.
     """
     faults = {(kind, status or "True") for kind, _, status in (each.partition("=") for each in settings["conditions"])}
     labels = settings.get("labels", ())

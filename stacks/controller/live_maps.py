@@ -58,7 +58,7 @@ class FollowedMaps:
         return self.live.look(units)
 
     def news(self, turn: "Turn | None") -> str:
-        """Return what an operator has to hear of a turn: a switch, and a failure once."""
+        """Return what an operator has to hear of a turn: a switch, or a failure unlike the last one. Else empty."""
         if turn is None or not (turn.has_switched or turn.has_failed):
             return ""
         before, self.trouble = self.trouble, turn.said if turn.has_failed else ""
@@ -79,12 +79,15 @@ class _Unit:
     hand_in: Callable[[str, str], None] = field(repr=False)  # unit, content of the next epoch's document
 
     def map_in_service(self) -> InService:
-        """Return the map that a rank shows."""
+        """Return the map on rank 0's page `/epoch`. Raises ValueError if the page cannot be read."""
         standing = self._fetch_epoch()
         return InService(standing["number"], standing["physical_to_logical"], standing["unit_digest"])
 
     def hand_over(self, rows: Rows) -> Ending:
-        """Write the document of the next epoch, and wait until a rank shows that the unit is in it."""
+        """Write the document of the next epoch, and wait until rank 0 shows that the unit is in it.
+
+        If it does not within `WAIT_S`, the returned ending has the former epoch and a reason.
+        """
         standing = self._fetch_epoch()
         document = next_document(standing, rows)
         self.hand_in(self.name, json.dumps(document))
@@ -135,7 +138,7 @@ def serving_units(
 
 
 def update_maps(written: Sequence[Mapping[str, Any]], turn: "Turn | None") -> list[dict[str, Any]]:
-    """Return the status' `expertMaps` after a turn, given those that were `written` before."""
+    """Return the status' `expertMaps` after a turn; those `written` before it, if `turn` is None."""
     found = {each["unit"]: dict(each) for each in written}
     if turn is not None and turn.in_service is not None:
         epoch, digest = turn.in_service.epoch, digest_of(turn.in_service.rows)

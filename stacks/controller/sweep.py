@@ -73,7 +73,10 @@ def sweep(follower: Follower, deployment: Manifest, now: float, elapsed_s: float
 def find_unused_revisions(
     units: Sequence[Manifest], pods: Sequence[Manifest], revisions: Sequence[Manifest]
 ) -> list[Manifest]:
-    """Return all revisions but each unit's newest, and the newest with the template of an existing pod."""
+    """Return the revisions of `units` that can be deleted.
+
+    Each unit keeps its newest revision and, for each template that one of its pods has, the newest with that template.
+    """
     owners = {object_uid(unit) for unit in units}
     used = {_revision(pod) for pod in pods}
     unused, newest = [], set()

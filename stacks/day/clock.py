@@ -45,7 +45,7 @@ def units_at(days: Timetable, instant: int) -> tuple[str, ...]:
 
 
 def state_at(days: Timetable, instant: int) -> Step:
-    """Return the schedule's step that is in force at an instant (seconds since 1970), by its time zone's wall clock."""
+    """Return the step of `days` that is in force at an instant (seconds since 1970), by the clocks of its time zone."""
     wall = wall_time(instant, days.timezone)
     return _States.from_steps(days.steps_on(wall.date)).at(wall.minute)
 

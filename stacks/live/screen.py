@@ -153,9 +153,9 @@ def _unit_table(look: Look, traffic: Traffic, width: int, num_rows: int) -> Tabl
 
 
 def _urgency(unit: Part) -> int:
-    """Return how urgent a unit is, from 0: in trouble, changing, ready, off.
+    """Return a unit's rank by urgency: 0 in trouble, 1 changing, 2 ready, 3 off.
 
-    Tables too small for all units show the most urgent ones.
+    Tables too small for all units show those of the lowest rank.
     """
     if unit.state in TROUBLED:
         return 0

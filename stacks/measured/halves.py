@@ -31,9 +31,10 @@ class MeasuredLoads:
         return life != self.life or now - self.began >= len(self.counts) * self.every_s / 2
 
     def add(self, now: float, life: Hashable, counted: Loads) -> Halves | None:
-        """Store the counts that the ranks have at `now`.
+        """Store the counts that the ranks have at `now`, if they are due.
 
-        At the end of a period return both halves' loads, else None.
+        At the end of a period return both halves' loads, else None. If the unit's `life` has changed or a count has
+        fallen, a new period begins.
         """
         if not self.is_due(now, life):
             return None

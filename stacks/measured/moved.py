@@ -42,7 +42,11 @@ class Moved:
 
 
 def promise(former: Iterable[Moved], num_bytes: int) -> Moved:
-    """Return what a switch that moves `num_bytes` takes, by the `former` one that is nearest in bytes."""
+    """Return what a switch that moves `num_bytes` should take.
+
+    Its times are those of the `former` switch nearest in bytes, in proportion to the bytes. They are unknown without a
+    former switch whose times are known.
+    """
     nearest = min(former, key=lambda each: abs(each.num_bytes - num_bytes), default=None)
     if nearest is None or not nearest.num_bytes or nearest.seconds is None or nearest.stall_s is None:
         return Moved(num_bytes)

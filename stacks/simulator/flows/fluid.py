@@ -84,7 +84,11 @@ class _Flow:
     draining: list[_Draining] = field(default_factory=list)
 
     def play(self, minute: Minute, changes: Mapping[Phase, UnitCounts], drain_s: float, slice_s: float) -> Load:
-        """Simulate one minute and record it in `minute`. Return the share of each phase's capacity that is in use."""
+        """Simulate one minute and record it in `minute`. Return the share of each phase's capacity that is in use.
+
+        `changes` counts each phase's units that serve, stop and fail. Stopped units drain for `drain_s`. Flows are
+        computed for `slice_s` seconds at a time.
+        """
         first, rest = self.service.prompts, self.service.tokens
         minute.nodes_on = sum(each.nodes_on for each in changes.values())
         minute.nodes_taken = sum(each.nodes_taken for each in changes.values())
@@ -120,9 +124,9 @@ class _Flow:
         self.requests -= kept + lost
 
     def _compute_prompts(self, minute: Minute, groups: _GroupCounts, asked: float, slice_s: float) -> float:
-        """Admit some of the `asked` new requests and compute prompts for `slice_s` seconds.
+        """Admit as many of the `asked` new requests as units have room for, and compute prompts for `slice_s` seconds.
 
-        Return how many prompts finish.
+        Requests without room are refused. Return how many prompts finish.
         """
         room = groups.tokens * self.service.tokens.max_admitted - self.requests - self.prompts
         admitted = min(asked, max(room, 0.0))
@@ -175,9 +179,10 @@ class _Flow:
         return turn.pieces * units
 
     def _make_tokens(self, minute: Minute, groups: int, arrivals: float, slice_s: float) -> None:
-        """Make tokens for `slice_s` seconds for requests with a place. Mixed units pause while they compute prompts.
+        """Make tokens for `slice_s` seconds for the requests in the batches of `groups` attention groups.
 
-        `arrivals` is the number of requests whose prompts have just been finished.
+        The other requests wait. Mixed units make no tokens while they compute prompts. `arrivals` is the number of
+        requests whose prompts have just been finished.
         """
         side, output, share = self.service.tokens, self.service.request.output, max(1 - self.computing, LEAST_SHARE)
         before, self.requests = self.requests, self.requests + arrivals
