@@ -30,7 +30,7 @@ from planner.problems.errors import CallError, InfeasibleError, OutputError, Spe
 from planner.report.columns import numeric_order
 from stacks.gitops.gate import CHECK, Condition, find_objections, gather_evidence
 from stacks.gitops.kustomized import Builders, differing_additions, disallowed_fields, lost_builders, read_builders
-from stacks.gitops.refusals import argument_error, link_refused
+from stacks.gitops.refusals import argument_error, link_error
 from stacks.gitops.report import Report
 from stacks.gitops.tree import list_files
 
@@ -101,7 +101,7 @@ def check_change(call: Call) -> tuple[Plan, Report]:
     with _confine_reads(call, Path()):
         for each in list_files(call.folder):
             if each.is_symlink():
-                raise link_refused(str(each))
+                raise link_error(str(each))
         return _check_change(call)
 
 
@@ -123,7 +123,7 @@ def _refuse_links(path: Path, top: Path) -> None:
     for each in (path, *path.parents):
         is_inside = each == path or any(each != end and each.is_relative_to(end) for end in ends)
         if is_inside and each.is_symlink():
-            raise link_refused(os.path.relpath(each))
+            raise link_error(os.path.relpath(each))
 
 
 def _checkout_of(path: Path) -> Path:

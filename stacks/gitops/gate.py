@@ -157,9 +157,10 @@ def _explain_promise(name: str, promise: Promise | None, evidence: Evidence, mea
 
 
 def _former_yardsticks(evidence: Evidence) -> Yardsticks | None:
-    """Return the figures under the yardsticks that the change moves; None if it moves none, or nothing else.
+    """Return both plans' figures by the yardsticks in force before the change, which moves some of them.
 
-    What is deployed is no worse for being measured otherwise, and new maps are for new loads.
+    Return None if it moves no yardstick or changes nothing else: what is deployed is no worse for being measured
+    otherwise. Return None too if expert loads are all that changes, since new maps are for new loads.
     """
     change = evidence.change
     is_judged = change is not None and change.old != change.new and change.yardsticks and change.yardsticks.counts
@@ -281,7 +282,7 @@ def _explain_higher_cost(evidence: Evidence, percent: float) -> str:
 
 
 def _explain_dearer_days(days: Sequence[DayCost], percent: float, *, by_former: bool) -> Iterator[str]:
-    """Yield what speaks against the cost of each kind of day that is not ordinary, or an empty text."""
+    """Yield for each kind of day that is not ordinary why its cost is an objection; an empty text if it is none."""
     for each in days:
         for usd, measured in ((each.after, ""), (each.after_by_former if by_former else None, BY_FORMER)):
             if each.before is not None and usd is not None:
@@ -307,7 +308,10 @@ def _explain_unknown_cost(change: Change, no_figures_before: str) -> str:
 
 
 def _daily_cost(side: Mapping[str, Row]) -> Row | None:
-    """Return the row with the cost of a day: with all units on, if nothing turns them off."""
+    """Return the row with the cost of a day; None if the plan has no cost.
+
+    If nothing turns units off by the schedule, it is the row of a day with all units on.
+    """
     return side.get("usd_per_day_if_all_are_on") or side.get("usd_per_day")
 
 

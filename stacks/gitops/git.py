@@ -203,12 +203,13 @@ def commit_folder(checkout: Checkout, tree: Path, heads: Heads, paths: Sequence[
 
 
 def is_own_commit(checkout: Checkout, commit: str, heads: Heads, paths: Sequence[Path]) -> bool:
-    """Return whether `commit_folder` made `commit` for this author and branch: its seal fits them, its files and title.
+    """Return whether `commit_folder` made `commit` for this author and for the branch `heads.into`.
 
-    So somebody else's commit on top is noticed, and neither a colleague's proposal nor one for another branch is
-    replaced. Anybody with push rights can make a seal too. Therefore the commit must change nothing but `paths`, and
-    its parent must be in the history of `heads.base`: then the next proposal replaces all its changes. Raises GitError
-    if the checkout lacks that history.
+    The commit must have our author, and a seal that fits its branch, parent, files and title. So somebody else's commit
+    on top is noticed, and neither a colleague's proposal nor one for another branch is replaced. Anybody with push
+    rights can make a seal too. Therefore the commit must change nothing but `paths`, and its parent must be in the
+    history of `heads.base`: then the next proposal replaces all its changes. Raises GitError if the checkout lacks that
+    history.
     """
     head, _, message = run_git("cat-file", ["commit", commit], checkout.root).partition("\n\n")
     tree, parents = re.findall(r"^tree (\w+)$", head, re.M), re.findall(r"^parent (\w+)$", head, re.M)

@@ -29,7 +29,7 @@ from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.resolved import ResolvedSpec
 from stacks.controller.cli import DEFINITION
 from stacks.gitops.comment import MAX_BYTES, MAX_COMMENT
-from stacks.gitops.refusals import INIT, argument_error, link_refused, no_loads_file
+from stacks.gitops.refusals import INIT, argument_error, link_error, no_loads_file_error
 from stacks.gitops.worth import PAYBACK_HOURS
 
 __all__ = [
@@ -161,7 +161,7 @@ def require_loads(address: str, specs: Sequence[ResolvedSpec]) -> str:
         raise argument_error(INIT, "--loads-from", None, rule, reason, "for example http://prometheus.example:9090")
     for spec in specs:
         if spec.written.expert_load.file is None:
-            raise no_loads_file(INIT, "--loads-from")
+            raise no_loads_file_error(INIT, "--loads-from")
     return address
 
 
@@ -300,7 +300,7 @@ def _make_folder(root: Path, path: str) -> None:
 def _refuse_links(root: Path, path: str) -> None:
     for each in (Path(path), *Path(path).parents):
         if (root / each).is_symlink():
-            raise link_refused(str(each))
+            raise link_error(str(each))
 
 
 def _require_name(name: str) -> str:

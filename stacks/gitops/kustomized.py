@@ -178,9 +178,10 @@ def _find_all(checkout: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> Content | None:
-    """Return a kustomization's fields; None if it cannot be read, or says something that readers understand otherwise.
+    """Return a kustomization's fields; None if it cannot be read, or has YAML that parsers do not read alike.
 
-    That is YAML's merge keys, texts in base64, repeated keys and several documents.
+    Such YAML is merge keys, texts in base64, repeated keys and several documents. If the file holds no mapping,
+    return no fields: Kustomize builds nothing from it.
     """
     try:
         text = read_file(path, MAX_BYTES)

@@ -68,7 +68,7 @@ from stacks.gitops.git import (
     require_unchanged,
     require_within,
 )
-from stacks.gitops.refusals import PROPOSE, argument_error, link_refused, loads_refused, no_loads_file
+from stacks.gitops.refusals import PROPOSE, argument_error, link_error, loads_error, no_loads_file_error
 from stacks.gitops.worth import PAYBACK_HOURS, Worth, weigh_maps
 
 __all__ = [
@@ -343,7 +343,7 @@ def refuse_links(paths: Iterable[Path], branch: str) -> None:
     for path in paths:
         for each in (*reversed(path.parents[:-1]), path):
             if each.is_symlink():
-                raise link_refused(f"{each} on {branch}")
+                raise link_error(f"{each} on {branch}")
 
 
 def _require_same(contents: Mapping[Path, bytes]) -> None:
@@ -363,10 +363,10 @@ def _replace_loads(paths: Paths, loads: NewLoads, branch: str) -> tuple[Path, Re
     spec = read_spec(paths.spec, paths.overlays)
     written = spec.written.expert_load.file
     if written is None:
-        raise no_loads_file(PROPOSE, "--loads")
+        raise no_loads_file_error(PROPOSE, "--loads")
     if (loads.path.suffix == NPY) != (Path(written).suffix == NPY):
         reason, fix = f"that is {written}, and one of them is {NPY}", f"give a file like {written}"
-        raise loads_refused(PROPOSE, "--loads", str(loads.path), reason, fix)
+        raise loads_error(PROPOSE, "--loads", str(loads.path), reason, fix)
     path = Path(os.path.normpath(Path(spec.document.file).parent / written))
     refuse_links([path], branch)
     path = require_within(Path.cwd(), "expert_load.file", path)
@@ -435,9 +435,10 @@ def _push_and_open(
 
 
 def is_text_of(text: str, commit: str) -> bool:
-    """Return whether a pull request's text is that of `commit`, as we wrote it or as somebody has edited it since.
+    """Return whether a pull request's text may stay for `commit`: it has the commit's mark, or no mark of ours.
 
-    A text without our mark is somebody's own. That of an earlier commit is left from a run that ended in between.
+    A text without a mark is somebody's own. A text with an earlier commit's mark is out of date: the run that pushed
+    `commit` ended before it wrote the text.
     """
     marks = MARK.findall(text)
     return not marks or commit in marks

@@ -44,7 +44,7 @@ from stacks.gitops.git_process import GitError
 from stacks.gitops.init import make_environments, require_loads, require_repository, require_safe_path, write_files
 from stacks.gitops.propose import Call as ProposeCall
 from stacks.gitops.propose import check_payback
-from stacks.gitops.refusals import no_loads_file
+from stacks.gitops.refusals import no_loads_file_error
 from stacks.live.status import ask_cluster
 from stacks.local import apply_cli, deployment, find, layout, run_folder, runtime_cli, up_cli
 from stacks.local.layout import Listener
@@ -349,7 +349,7 @@ BROUGHT_ABOUT = {
     "R612": lambda _: _forge("https://git.example/o/r.git"),
     "R613": lambda folder: require_within(folder, "SPEC", Path("/srv/spec.yaml")),
     "R614": _spec_that_others_changed,
-    "R615": lambda _: _raise(no_loads_file("tidemill gitops propose", "--loads")),
+    "R615": lambda _: _raise(no_loads_file_error("tidemill gitops propose", "--loads")),
     "R616": lambda _: _raise(GitError("push", "error: failed to push some refs")),
     "R617": lambda _: _raise(ForgeError(OUR_REPOSITORY, "HTTP 401: Bad credentials")),
     "R618": lambda folder: require_branch(Checkout(folder, folder, folder), "main", "main"),
