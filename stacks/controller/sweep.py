@@ -3,11 +3,13 @@
 A tool that applies the plan prunes neither. A unit that leaves goes on serving until others do (`decide.py`), and a
 group that keeps an older template needs that one's ConfigMaps whenever a pod of it is made anew.
 
-    a unit      its LeaderWorkerSet is deleted, which drains it; then the objects that have its name
+    a unit      its LeaderWorkerSet is deleted, which drains it; then the objects that have the plan's and its labels
     a revision  LeaderWorkerSet keeps each template as a ControllerRevision, for ever while `partition` is set. It goes
                 once no pod has that template and it is not the newest
     a ConfigMap goes once no pod, no Deployment and no template names it. It is a day old by then, so nobody is about to
                 apply what names it
+
+A name alone deletes nothing: whoever may write the deployment's `units` may not delete what others have by that name.
 
 Which units have been in the plan is kept in the deployment's status: a unit that the plan does not have yet is applied
 before the plan says so.
@@ -41,7 +43,7 @@ def remove_departed(follower: Follower, deployment: Manifest, leaving: Collectio
     live = {each["metadata"]["name"]: each for each in list_units(follower.api, deployment)}
     left = []
     for unit in departed:
-        if unit not in live and _delete_companions(follower, deployment, unit):
+        if unit not in live and _delete_companions(follower, deployment, unit, now):
             continue
         left.append(unit)
         if unit in leaving and not is_ending(live[unit]):
@@ -113,22 +115,34 @@ def _delete_unit(follower: Follower, deployment: Manifest, unit: Manifest, now: 
     report_event(follower, deployment, "Delete", f"{name}: it has left the plan", now)
 
 
-def _delete_companions(follower: Follower, deployment: Manifest, unit: str) -> bool:
-    """Delete a unit's objects other than its LeaderWorkerSet and ConfigMaps (see `sweep`).
+def _delete_companions(follower: Follower, deployment: Manifest, unit: str, now: float) -> bool:
+    """Delete a unit's objects, by their labels, other than its LeaderWorkerSet and ConfigMaps (see `sweep`).
 
     Return whether none is left.
     """
     if follower.is_dry_run:
         return False
+    metadata = deployment["metadata"]
+    selector = f"{names.PLAN_LABEL}={metadata['name']},{names.UNIT_LABEL}={unit}"
     for api_version, kind in names.COMPANIONS:
         try:
-            follower.api.delete(Reference(api_version, kind, deployment["metadata"]["namespace"], unit))
+            for each in follower.api.list_metadata(api_version, kind, metadata["namespace"], labelSelector=selector):
+                _delete_companion(follower, deployment, each, unit, now)
         except NotServedError:
             continue
         except ProviderError as error:
-            follower.say(f"cannot delete {kind} {unit}: {error}")
+            follower.say(f"cannot delete the {kind} of {unit}: {error}")
             return False
     return True
+
+
+def _delete_companion(follower: Follower, deployment: Manifest, companion: Manifest, unit: str, now: float) -> None:
+    if is_ending(companion):
+        return
+    follower.api.delete(Reference.from_manifest(companion), object_uid(companion))
+    message = f"{companion['kind']} {companion['metadata']['name']}: its unit {unit} has left the plan"
+    follower.say(f"delete {message}")
+    report_event(follower, deployment, "Delete", message, now)
 
 
 def _revision(live: Manifest) -> tuple[str | None, str | None]:

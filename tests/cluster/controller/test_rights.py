@@ -28,8 +28,12 @@ def test_the_account_may_do_what_its_page_says_and_no_more(account):
         ("list", "leaderworkersets", ""),
         *(("patch", "leaderworkersets/scale", unit) for unit in UNITS),
         ("list", "statefulsets", ""),
-        *(("delete", each, "") for each in ("leaderworkersets", "services", "networkpolicies")),
-        *(("delete", each, "") for each in ("certificates", "computedomains")),
+        ("delete", "leaderworkersets", ""),
+        *(
+            (verb, each, "")
+            for verb in ("list", "delete")
+            for each in ("services", "networkpolicies", "certificates", "computedomains")
+        ),
         *((verb, each, "") for verb in ("list", "delete") for each in ("configmaps", "controllerrevisions")),
         ("list", "deployments", ""),
         ("get", "leases", ACCOUNT),

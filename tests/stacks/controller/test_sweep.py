@@ -76,7 +76,7 @@ def deployed():
     cluster = MemoryCluster(SPEC)
     for unit in cluster.replicas():
         cluster.objects[UNIT_KIND, unit]["metadata"]["labels"][names.PHASE_LABEL] = UNITS[unit]
-        cluster.put("Service", unit)
+        cluster.put("Service", unit, labels={names.PLAN_LABEL: PLAN, names.UNIT_LABEL: unit})
     run_round(cluster.follower(), NOON)
     cluster.objects[names.DEPLOYMENT_KIND, PLAN]["spec"] |= WITHOUT_D1
     return cluster
@@ -92,6 +92,25 @@ def test_a_unit_and_its_objects_go_and_the_others_stay():
     assert [name for kind, name in cluster.objects if kind == "Service"] == ["p0", "p1", "d0"]
     assert cluster.status["unitNames"] == ["p0", "p1", "d0"]
     assert ("Delete", "d1: it has left the plan") in cluster.told()
+    assert ("Delete", "Service d1: its unit d1 has left the plan") in cluster.told()
+
+
+@pytest.mark.parametrize("kind", [kind for _, kind in names.COMPANIONS])
+def test_what_only_has_the_name_of_a_unit_that_left_stays(kind):
+    """Whoever may edit the day's units may not delete by it what belongs to others, or to the whole plan."""
+    cluster = deployed()
+    units = cluster.objects[names.DEPLOYMENT_KIND, PLAN]["spec"]["units"]
+    cluster.put(kind, "payments-db", labels={names.UNIT_LABEL: "payments-db"})
+    cluster.put(kind, PLAN, labels={names.PLAN_LABEL: PLAN})
+    cluster.put(kind, "d1", labels={names.PLAN_LABEL: "another", names.UNIT_LABEL: "d1"})
+    units.extend({"name": name, "phase": "decode", "pods": 1} for name in ("payments-db", PLAN))
+    run_round(cluster.follower(), NOON + 5)
+    del units[-2:]
+    for second in (10, 15):
+        run_round(cluster.follower(), NOON + second)
+
+    assert cluster.status["unitNames"] == ["p0", "p1", "d0"]
+    assert {name for of, name in cluster.objects if of == kind} >= {"payments-db", PLAN, "d1"}
 
 
 def test_a_unit_that_the_plan_does_not_have_yet_stays():
@@ -114,7 +133,7 @@ def test_what_may_not_be_deleted_is_tried_again():
     cluster.refused.clear()
     run_round(cluster.follower(), NOON + 15)
 
-    assert [each for each in said if each.startswith("cannot delete Service d1: ")]
+    assert [each for each in said if each.startswith("cannot delete the Service of d1: ")]
     assert ("Service", "d1") not in cluster.objects
 
 
