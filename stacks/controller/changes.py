@@ -233,12 +233,12 @@ def _promise(change: ChangeRecord, situation: Situation, decision: Decision, spe
 
 
 def _expected_s(change: ChangeRecord, spec: Mapping[str, Any], rounds: int, *, has_stand_ins: bool) -> int | None:
-    """Return the seconds that the change should take, rounded up; None if the deployment has no start time.
+    """Return the seconds that the change should take, rounded up; None if the deployment has no start or turn time.
 
     New units and stand-ins start first; stand-ins wait for the notice if nodes are lent. Then units restart in
     `rounds`, and those that leave drain last.
     """
-    if "startSeconds" not in spec:
+    if not {"startSeconds", "turnSeconds"} <= spec.keys():
         return None
     start_s, turn_s = float(spec["startSeconds"]), float(spec["turnSeconds"])
     fates = {fate for _, fate in _fates(change)}

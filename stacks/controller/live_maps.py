@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import urllib3
+from pydantic import ValidationError
 
 from planner.facts import names
 from planner.facts.digest import digest_of
+from planner.facts.terms import Phase
 from planner.plan.sections import LiveMap
 from stacks.controller.act import write_next_epoch
+from stacks.controller.observe import WrongDay
 from stacks.controller.situation import LiveUnit
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
@@ -30,7 +33,7 @@ from stacks.measured.samples import fetch
 if TYPE_CHECKING:
     from stacks.measured.live_maps import LiveMaps, ServingUnit, Turn
 
-__all__ = ["FollowedMaps", "serving_units", "update_maps"]
+__all__ = ["FollowedMaps", "read_rules", "serving_units", "update_maps"]
 
 ASK_S = 10.0  # assumed: a page with a map has some hundred kB
 MAX_BYTES = 2**26  # as for the document of an epoch
@@ -113,10 +116,29 @@ class _Unit:
         return page
 
 
+def read_rules(spec: Mapping[str, Any]) -> dict[Phase, LiveMap]:
+    """Return phase -> what its units' maps must keep, from a deployment's spec; empty if no unit changes its map.
+
+    Raises WrongDay if the rules cannot be followed.
+    """
+    found = {}
+    for phase, settings in spec.get("liveMaps", {}).get("phases", {}).items():
+        try:
+            found[phase] = LiveMap.model_validate_json(json.dumps(settings["rules"]))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(each) for each in ("spec.liveMaps.phases", phase, "rules", *first["loc"]))
+            raise WrongDay(f"{place}: {first['msg']}; render the plan again") from None
+    return found
+
+
 def serving_units(
-    api: Api, deployment: Manifest, units: Sequence[LiveUnit], pods: Sequence[Manifest]
+    api: Api, deployment: Manifest, rules: Mapping[Phase, LiveMap], units: Sequence[LiveUnit], pods: Sequence[Manifest]
 ) -> "Iterator[ServingUnit]":
-    """Yield the units that serve and can change their maps, from the deployment's `units` and all their `pods`."""
+    """Yield the units that serve and can change their maps, from the deployment's `units` and all their `pods`.
+
+    `rules` are those of the spec.
+    """
     phases = deployment["spec"]["liveMaps"]["phases"]
 
     def hand_in(unit: str, content: str) -> None:
@@ -133,8 +155,8 @@ def serving_units(
         settings = phases[unit.phase]
         ports = range(names.Ports.METRICS, names.Ports.METRICS + settings["ranksPerPod"])
         urls = tuple(f"http://{_host(address)}:{port}/metrics" for address in addresses for port in ports)
-        rules, life = LiveMap.model_validate_json(json.dumps(settings["rules"])), tuple(sorted(map(_life, own)))
-        yield _Unit(unit.name, len(urls), rules, life, urls, hand_in)
+        life = tuple(sorted(map(_life, own)))
+        yield _Unit(unit.name, len(urls), rules[unit.phase], life, urls, hand_in)
 
 
 def update_maps(written: Sequence[Mapping[str, Any]], turn: "Turn | None") -> list[dict[str, Any]]:

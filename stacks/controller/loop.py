@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from planner.facts.terms import Phase
+from planner.plan.sections import LiveMap
 from stacks.controller.act import mark_nodes, write_changes, write_status
 from stacks.controller.changes import ChangeRecord, changes_json, follow_changes
 from stacks.controller.decide import Decision, decide
@@ -20,7 +22,7 @@ from stacks.controller.follower import Follower, apply_scale, report_event
 from stacks.controller.health import Health
 from stacks.controller.lease import Lease
 from stacks.controller.lend import Marks, decide_marks, lending_events
-from stacks.controller.live_maps import serving_units, update_maps
+from stacks.controller.live_maps import read_rules, serving_units, update_maps
 from stacks.controller.measure import Measurement, measure, previous_suspects
 from stacks.controller.observe import (
     CURRENT,
@@ -92,7 +94,7 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
     if deployment is None:
         return f"there is no TidemillDeployment {follower.namespace}/{follower.name}"
     try:
-        observation = observe(api, deployment, now)
+        observation, rules = observe(api, deployment, now), read_rules(deployment["spec"])
     except WrongDay as error:
         if not follower.is_dry_run:
             write_status(api, deployment, build_wrong_day_status(str(error), now, deployment))
@@ -108,7 +110,7 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
     for reason, message, is_warning in _find_news(deployment, measurement, decision):
         follower.say(message)
         report_event(follower, deployment, reason, message, now, is_warning=is_warning)
-    maps = _follow_maps(follower, deployment, observation.situation, now)
+    maps = _follow_maps(follower, deployment, rules, observation.situation, now)
     marks, unmarked = _lend_nodes(follower, deployment, observation, now, elapsed_s)
     problems = handle_faulty_nodes(follower, deployment, observation.situation, decision, now, elapsed_s)
     unit_names = remove_departed(follower, deployment, decision.leaving, now)
@@ -150,7 +152,7 @@ def _find_news(deployment: Manifest, measurement: Measurement, decision: Decisio
 
 
 def _follow_maps(
-    follower: Follower, deployment: Manifest, situation: Situation, now: float
+    follower: Follower, deployment: Manifest, rules: Mapping[Phase, LiveMap], situation: Situation, now: float
 ) -> Sequence[Mapping[str, Any]]:
     """Let units change their expert maps, if the spec says so. Return the status' `expertMaps`."""
     settings = deployment["spec"].get("liveMaps")
@@ -163,7 +165,7 @@ def _follow_maps(
     except ProviderError as error:
         follower.say(f"no expert map changes, since pods cannot be looked at: {error}")
         return written
-    turn = follower.maps.look(limits, list(serving_units(follower.api, deployment, situation.units, pods)))
+    turn = follower.maps.look(limits, list(serving_units(follower.api, deployment, rules, situation.units, pods)))
     if message := follower.maps.news(turn):
         follower.say(message)
         report_event(follower, deployment, "ExpertMap", message, now, is_warning=bool(turn and turn.has_failed))
