@@ -43,7 +43,7 @@ NOW = "now"
 
 
 class WrongDay(ValueError):
-    """The day of a TidemillDeployment cannot be followed, though the object fits its schema.
+    """The spec of a TidemillDeployment cannot be followed, though the object fits its schema.
 
     The text names field and reason.
     """
@@ -314,12 +314,19 @@ def _name(live: Manifest) -> str:
 
 
 def _read_timetable(spec: Mapping[str, Any], steps: tuple[Step, ...]) -> Timetable:
+    if not spec["units"]:
+        raise WrongDay(
+            "spec.units has no unit, and nobody means by that to delete them all; the units stay as they are"
+        )
     if not is_timezone(spec["timezone"]):
         raise WrongDay(f"spec.timezone ({spec['timezone']}) is no name of a time zone")
     notice_s = float(spec["lendNodes"]["noticeSeconds"]) if "lendNodes" in spec else 0.0
     warm_up_s, drain_s = float(spec["warmUpSeconds"]), float(spec["drainSeconds"])
     others = tuple(_read_other_days(spec))
-    return Timetable(spec["timezone"], steps, warm_up_s, drain_s, notice_s, other_days=others)
+    timetable = Timetable(spec["timezone"], steps, warm_up_s, drain_s, notice_s, other_days=others)
+    if not any(step.units for step in timetable.all_steps):
+        raise WrongDay("spec.steps and spec.otherDays want no unit at any time; the units stay as they are")
+    return timetable
 
 
 def _read_other_days(spec: Mapping[str, Any]) -> Iterator[OtherDays]:

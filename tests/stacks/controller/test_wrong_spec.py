@@ -93,6 +93,8 @@ def test_the_schema_requires_all_rules_of_expert_maps():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        ({"units": [], "steps": [{"at": "00:00", "units": {}}]}, "spec.units has no unit, "),
+        ({"steps": [{"at": "00:00", "units": {"prefill": 0}}]}, "spec.steps and spec.otherDays want no unit "),
         (
             {
                 "liveMaps": FULL["liveMaps"]
