@@ -23,7 +23,7 @@ class Indexer:
         return self.head_dim + 4
 
     def matrices(self, query_rank: int, hidden_size: int) -> tuple[Matrix, ...]:
-        """Return the matrices of queries, keys, heads' weights (never quantised), and the norm of keys with its bias."""
+        """Return the matrices of queries, keys, heads' weights (never quantised) and the norm of keys with its bias."""
         queries = query_rank * self.num_heads * self.head_dim
         keys = hidden_size * self.head_dim
         return (
