@@ -424,7 +424,7 @@ def _answer_api_error(request: Request, error: ApiError) -> Response:
 def _answer_http_error(request: Request, error: HTTPException) -> Response:
     """Answer a call of an unknown path, or with a method that the path does not have.
 
-    For an unknown path, the error lists the known ones.
+    The status is 404 or 405. For an unknown path, the error lists the known ones.
     """
     message = f"{request.method} {request.scope['path']}: {error.detail.lower()}"
     if error.status_code == 404:

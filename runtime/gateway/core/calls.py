@@ -279,7 +279,8 @@ def _read_json_schema(body: ChatBody, answer: AnswerForm) -> str | None:
 def _thinking_option(thinks: bool, tokenizer: Tokenizer) -> dict[str, bool]:
     """Return the template's variable that turns thinking on or off, as `thinks` says.
 
-    Return no variable if the model does so without one. Raises ApiError if the template gives no such choice.
+    Return no variable if the template has none but always does what `thinks` says. Raises ApiError if there is no
+    template, or if it always does the opposite.
     """
     template = tokenizer.chat_template
     if template is not None and "thinking" in template.options:

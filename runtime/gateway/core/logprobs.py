@@ -44,7 +44,7 @@ class LogprobStream:
         self._pending.append(TokenLogprobs(offset, self._tokenizer.spell(token_id), logprobs.chosen, best))
 
     def release(self, num_characters: int, *, is_last: bool) -> Sequence[TokenLogprobs]:
-        """Take out the logprobs to send with the next `num_characters` of text; all that are held if `is_last`."""
+        """Remove and return the logprobs to send with the next `num_characters` of text, or all if `is_last`."""
         self._num_sent += num_characters
         released = []
         while self._pending and (is_last or self._pending[0].offset < self._num_sent):

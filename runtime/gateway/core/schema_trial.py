@@ -49,7 +49,10 @@ def main(arguments: list[str]) -> None:
 
 
 def try_schema(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
-    """Return the reason why no answer can follow the schema; None if one can. A fork of this process tries it."""
+    """Return the reason why no answer can follow the schema; None if one can.
+
+    A fork of this process tries it. If the fork ends early, by its limits of time and memory, the schema is too costly.
+    """
     reader, writer = os.pipe()
     fork = os.fork()
     if fork == 0:

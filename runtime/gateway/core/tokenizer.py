@@ -72,7 +72,7 @@ class Tokenizer:
         return ids if self.bos_id is None or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
 
     def spell(self, token_id: int) -> Spelling:
-        """Return a token's spelling: its text, a special token's name, or the number of one that only the model has."""
+        """Return a token's spelling: its text, a special token's name, or the id if only the model has this token."""
         content = self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
         if content:
             return Spelling(content.decode(errors="replace"), content)

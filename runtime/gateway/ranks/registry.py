@@ -324,7 +324,10 @@ class Registry:
             raise WireError(f"it says that it is of unit {unit}, its certificate is of {shown_identity}")
 
     def _hang_up_predecessor(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
-        """Close the earlier connection of the same process, if that connection broke without being noticed here."""
+        """Close the earlier connection of the process with this Hello, if there is one.
+
+        That connection has broken without being noticed here. A connection from another host is left alone.
+        """
         known = self._roster.get(hello.unit, hello.rank)
         if known is not None and known.state != "lost" and known.hello == hello and known.shares_host(writer):
             log.info("%s on %s calls again", known, hello.node)

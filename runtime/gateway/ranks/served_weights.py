@@ -95,7 +95,10 @@ class ServedWeights:
         log.warning("%s is refused: %s; those are %s", rank, rank.refusal, self._digest[:DIGEST_CHARACTERS])
 
     def _adopt(self, digest: str) -> None:
-        """Serve with the weights of `digest` from now on, unless another gateway has just chosen other weights."""
+        """Serve with the weights of `digest` from now on, and write the digest to the file, if there is one.
+
+        If another gateway has written other weights there first, serve with those.
+        """
         self._digest = digest
         if self._file is not None:
             try:

@@ -25,7 +25,10 @@ class Pace:
         self._mean_s = seconds if self._mean_s is None else (1 - WEIGHT) * self._mean_s + WEIGHT * seconds
 
     def wait_s(self, num_running: int, num_needed: int) -> int:
-        """Return roughly how many seconds pass until `num_needed` of the `num_running` requests have ended."""
+        """Return roughly how many seconds pass until `num_needed` of the `num_running` requests have ended.
+
+        The result is from MIN_WAIT_S to MAX_WAIT_S. It is MIN_WAIT_S if no answer has ended yet or no request runs.
+        """
         if self._mean_s is None or num_running == 0:
             return MIN_WAIT_S
         return min(max(math.ceil(num_needed * self._mean_s / num_running), MIN_WAIT_S), MAX_WAIT_S)

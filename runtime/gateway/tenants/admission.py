@@ -36,7 +36,10 @@ IPV6_PREFIX = 64  # RFC 4291, section 2.5.1: the rest identifies the interface
 
 
 def num_ahead(max_requests: int, max_queued_requests: int) -> int:
-    """Return how many requests to send to a rank beyond those that it has room for."""
+    """Return how many requests to send to a rank beyond the `max_requests` that run there at once.
+
+    They are a fixed part of `max_requests`, but at least one and at most `max_queued_requests`.
+    """
     return min(max(max_requests // AHEAD_PART, 1), max_queued_requests)
 
 

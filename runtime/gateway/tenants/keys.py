@@ -173,7 +173,10 @@ class KeyRing:
         return account_found
 
     def _reload_if_changed(self) -> None:
-        """Read the file again if it has changed. If it is broken then, keep the present keys."""
+        """Read the file again if it has changed. If it is broken then, keep the present keys.
+
+        Do nothing if the last look at the file was less than `LOOK_S` ago.
+        """
         if time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
