@@ -73,7 +73,10 @@ class ReadDigests:
                 thread.shutdown()
 
     def add(self, name: str, stored: StoredTensor, part: memoryview) -> None:
-        """Take the next part of a tensor. The bytes must not change any more."""
+        """Take the next part of a tensor, to be hashed on a thread. The bytes must not change any more.
+
+        While too many bytes are still to be hashed, wait.
+        """
         if self._expected is None or part.nbytes == stored.num_bytes < AT_ONCE_BYTES:
             self._take(name, stored, part)
             return

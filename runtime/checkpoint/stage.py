@@ -130,7 +130,10 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _source_record(folder: Path, files: Mapping[str, os.stat_result]) -> dict[str, Any]:
-    """Return a record that tells the source's files from other files, even of the same sizes, without reading them."""
+    """Return the names, sizes and times of the source's files, and its manifest's digest.
+
+    They tell the files from other files, even of the same sizes, without a look at what is in them.
+    """
     return {
         "files": {name: file.st_size for name, file in files.items()},
         "times": {name: file.st_mtime_ns for name, file in files.items()},
@@ -139,9 +142,10 @@ def _source_record(folder: Path, files: Mapping[str, os.stat_result]) -> dict[st
 
 
 def _forget_other_sources(destination: Path, identity: Mapping[str, Any]) -> None:
-    """Remove files that came from another source, and record the source of the files to be copied now.
+    """Remove files that came from another source, and record `identity`, the source of the files to be copied now.
 
-    Raises RuntimeFailure if the folder has files that staging did not copy.
+    If the record has this source already, all files stay. Raises RuntimeFailure if the folder has files that staging
+    did not copy.
     """
     known = _read_record(destination)
     if known == identity:
@@ -179,5 +183,5 @@ def _write_record(destination: Path, record: Mapping[str, Any]) -> None:
 
 
 def _copied_size(path: Path) -> int | None:
-    """Return the size of a file; None if it is missing or a link, since staging never writes one."""
+    """Return the size of a file; None if it is missing or a link: staging never writes links."""
     return path.stat().st_size if path.is_file() and not path.is_symlink() else None

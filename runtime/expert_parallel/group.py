@@ -202,7 +202,7 @@ def gloo(store: dist.Store, name: str, rank: int, size: int, address: str) -> di
 
 @contextmanager
 def _raise_peer_lost() -> Iterator[None]:
-    """Turn a RuntimeError of gloo's transport into PeerLost. Others show bugs of ours, and pass."""
+    """Turn a RuntimeError of gloo's transport into PeerLost. Other RuntimeErrors are our bugs and pass unchanged."""
     try:
         yield
     except RuntimeError as error:

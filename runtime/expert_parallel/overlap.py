@@ -66,7 +66,10 @@ class Overlap:
         return [num_tokens // 2, num_tokens - num_tokens // 2]
 
     def run(self, flows: list[Flow[T]]) -> list[T]:
-        """Run all flows to their ends, in turns; return their results."""
+        """Run a stage of each flow in turn until all have ended. Return their results, in the order of `flows`.
+
+        The first flow begins `lead` stages before the others.
+        """
         results: dict[int, T] = {}
         stages = [self._stages(number, flow, results) for number, flow in enumerate(flows)]
         for _ in islice(stages[0], self.lead):

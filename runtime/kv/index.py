@@ -87,7 +87,7 @@ class SeenHashes:
         self._places = np.zeros(max(num_hashes, 1), np.uint64)  # the system allocates memory as places are written
 
     def see(self, chain: Sequence[bytes]) -> int:
-        """Remember all hashes of a chain. Return the number of its blocks up to the last one that was used before."""
+        """Remember all hashes of a chain. Return the number of its blocks up to the last one that was seen before."""
         hashes = np.frombuffer(b"".join(block_hash[:SEEN_BYTES] for block_hash in chain), np.uint64)
         places = hashes % len(self._places)
         known = np.flatnonzero(self._places[places] == hashes)

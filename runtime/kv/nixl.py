@@ -134,7 +134,7 @@ class Peer:
 
     @property
     def is_writable(self) -> bool:
-        """True until reaching the peer, or a write to it, has failed."""
+        """True if the peer was reached and not forgotten, and no write to it has failed."""
         return self._name is not None
 
     async def write(self, part: memoryview, address: int, is_gone: Callable[[], bool]) -> None:

@@ -207,7 +207,10 @@ class KvReceiver:
         return await held
 
     def _proceed(self, offer: Offer, start: int, latents: Tensor, caller: _Caller) -> None:
-        """Tell the sender from which token on to send and, if it is on this machine, where to write the latents."""
+        """Tell the sender from which token on to send and, if it is on this machine, where to write the latents.
+
+        Raises WireError if the request was aborted.
+        """
         if offer.request_id not in self._arriving:
             raise WireError("it was aborted")
         agent = address = None

@@ -299,7 +299,11 @@ class _Connection:
         return _PeerMemory(peer, proceed.address, proceed.start, offer.shape[1]) if peer.is_writable else None
 
     async def _end(self, outgoing: Outgoing, answer: "_Answer") -> HandoverReply:
-        """Send the Handover, unless the decode rank has answered already. Return its answer."""
+        """Send the Handover, unless the decode rank has answered already. Return its answer.
+
+        Raises WireError if the transfer has failed, or if the decode rank closes the connection or gives an answer that
+        does not fit, and TimeoutError if no answer comes in time.
+        """
         if outgoing.failure is not None:
             raise WireError(outgoing.failure)
         if has_asked := not answer.done():
@@ -378,7 +382,10 @@ def _listen(replies: FrameReader[FromDecode], outgoing: Outgoing) -> _Answer:
 
 
 async def _read_proceed(answer: _Answer, outgoing: Outgoing) -> Proceed | None:
-    """Return the decode rank's Proceed. None for any other answer to an offer: `_end` reports it."""
+    """Return the decode rank's Proceed; None for any other answer to an offer, which `_end` reports.
+
+    Raises TimeoutError if no answer comes in time, and WireError if the Proceed starts where no offered block ends.
+    """
     await asyncio.wait({answer}, timeout=REPLY_TIMEOUT_S)
     if not answer.done():
         raise TimeoutError

@@ -50,9 +50,10 @@ class Tickets:
         self._issued.pop(request_id, None)
 
     async def redeem(self, request_id: str, ticket: str) -> bool:
-        """Use up a request's ticket. Return whether `ticket` is the right one.
+        """Use up a request's ticket. Return whether `ticket` is the right one and has not expired.
 
-        A wrong ticket does not use up the right one, which may still come.
+        If the request is unknown, wait a while for it to be announced. A wrong ticket does not use up the right one,
+        which may still come.
         """
         if request_id not in self._issued:
             await self._wait_for(request_id)

@@ -94,7 +94,8 @@ def load(
 ) -> LoadedWeights:
     """Read every tensor of this rank, and compare it with the manifest if there is one.
 
-    `progress(done, total)` counts tensors without scales. Raises CheckpointError if a tensor is missing or wrong.
+    `progress(done, total)` counts tensors, but not the scales of FP8 matrices. Raises CheckpointError if a tensor is
+    missing or wrong.
     """
     with open_shards(folder) as shards:
         return _load(model, folder, shards, progress)

@@ -110,7 +110,7 @@ class Fetches:
         return True
 
     def take_finished(self) -> list[Request]:
-        """Return the prompts whose loading has ended, and add the loaded blocks to the host tier."""
+        """Remove and return the prompts whose loading has ended, and add the loaded blocks to the host tier."""
         done = [fetch for fetch in self._fetches if fetch.loading.is_done()]
         self._fetches = [fetch for fetch in self._fetches if fetch not in done]
         for fetch in done:

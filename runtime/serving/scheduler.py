@@ -113,7 +113,11 @@ class Scheduler:
         return crowded_out
 
     def schedule(self) -> Batch:
-        """Admit waiting requests as far as there is room, and return the next step's work, which may be empty."""
+        """Admit waiting requests as far as there is room, and return the next step's work, which may be empty.
+
+        If no other request has work, wait for latents that are still being copied. Begin to copy idle blocks to host
+        memory.
+        """
         self._fence_saves()
         if self._fetches is not None:
             finished = self._fetches.take_finished()

@@ -29,9 +29,9 @@ class NextEpoch:
         self._content = b""  # as last proposed or refused
 
     def look(self) -> None:
-        """Propose the document if it has changed.
+        """Propose the document to the unit if it has changed since the last look.
 
-        A document that the unit cannot follow now is refused and logged once.
+        Do nothing while there is no document. A document that the unit cannot follow now is refused and logged once.
         """
         try:
             content = self._file.read_bytes()

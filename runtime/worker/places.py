@@ -35,7 +35,8 @@ def give_places(
 ) -> dict[str, int]:
     """Return node -> place for the connected nodes (`here`) that get a place.
 
-    A node keeps the place that it was `given`.
+    A node keeps the place that it was `given`, and a planned node gets its own. Spares get the places left over once
+    enough of them are connected for all of these, and none before.
     """
     places = {node: place for node, place in given.items() if node in here}
     for place, node in enumerate(planned):

@@ -58,7 +58,7 @@ class Pulse:
                 each.tell()
 
     def is_moving(self) -> bool:
-        """Return whether the rank moves: its step loop turned a moment ago.
+        """Return whether the rank moves: its step loop turned within the last MOMENT_S seconds.
 
         Before the loop begins, return whether the rank has started, which is when its weights are loaded.
         """

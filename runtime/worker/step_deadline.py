@@ -45,7 +45,10 @@ class StepDeadline:
         self._looks = 0
 
     def look(self) -> None:
-        """Check whether the loop has turned since the previous look. Call this every `LOOK_S` seconds."""
+        """End the process if the loop has not turned for `DEADLINE_S`. Call this every `LOOK_S` seconds.
+
+        A loop that has not begun yet is not ended.
+        """
         stands_still = self._pulse.num_turns == self._num_turns > 0
         self._num_turns = self._pulse.num_turns
         self._looks = self._looks + 1 if stands_still else 0

@@ -76,7 +76,11 @@ class Trigram:
                 self.weights[b] = share[bucket == b].mean(0)
 
     def parts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (estimates of the four orders [predicted tokens, 4], bucket of each context [predicted tokens])."""
+        """Return each predicted token's probability by the four orders, and its context's bucket.
+
+        They are ([predicted tokens, 4], [predicted tokens]). The orders are trigram, bigram, unigram and a uniform
+        guess. The bucket is the power of two of the number of times that the two tokens before were seen.
+        """
         first = np.concatenate(
             [tokens[:1], tokens]
         )  # the first prediction has one token of context: it stands in twice

@@ -78,7 +78,7 @@ def as_bytes(expert: dict[str, Tensor]) -> list[Tensor]:
 
 
 def checksum(expert: dict[str, Tensor]) -> int:
-    """Return the checksum of an expert's bytes, below 2**64: the same on a CPU and on a GPU."""
+    """Return the checksum of an expert's bytes, below 2**64. It is the same on a CPU and on a GPU."""
     sums = [sums for each in as_bytes(expert) for sums in _sums_of_pieces(each.view(torch.int32))]
     found = 0
     for each in torch.cat(sums).tolist():

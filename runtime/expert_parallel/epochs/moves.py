@@ -109,7 +109,7 @@ class _Layer:
 
 
 def _take_one(counts: Counter[int], expert: int) -> bool:
-    """Lower the count of `expert` by one. Return False if it was 0 already."""
+    """Lower the count of `expert` by one, unless it is 0. Return whether it was lowered."""
     is_there = counts[expert] > 0
     counts[expert] -= is_there
     return is_there

@@ -176,7 +176,8 @@ class SharedDispatcher:
     def _make_buffers(self, num_pairs: int) -> None:
         """Make buffers with room for more than `num_pairs`, so that new ones are rare.
 
-        Untouched memory costs nothing.
+        Memory that is never touched costs nothing. If the ranks cannot share memory or pipes, this dispatcher is not
+        possible from now on.
         """
         size, slots = self._group.size, self._normal.slots_per_rank
         self._max_pairs = 1 << num_pairs.bit_length()

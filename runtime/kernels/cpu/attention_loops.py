@@ -48,9 +48,10 @@ def rotate(
     pairs: int,
     neighbours: bool,
 ) -> None:
-    """Rotate pairs of numbers of each token and head of `x` in place: neighbours, or one number from each half.
+    """Rotate pairs of numbers of each token and head of `x` in place.
 
-    cos and sin are [tokens, pairs] in FP32. Strides count numbers.
+    A pair is two `neighbours`, or else one number from each half. cos and sin are [tokens, pairs] in FP32. Strides
+    count numbers.
     """
     cos_TX, sin_TX = view_fp32(cos, (num_tokens, pairs)), view_fp32(sin, (num_tokens, pairs))
     for t in range(num_tokens):

@@ -47,9 +47,9 @@ def choose_experts(
     top_k: int,
     experts: Address,
 ) -> None:
-    """Write each token's `experts` [T, K], chosen by `scores` [T, E].
+    """Write each token's `experts` [T, K]: its `top_k` best by `scores` [T, E] in its `topk_group` best groups.
 
-    Among equal scores the first expert is the best.
+    A group is judged by the sum of its `num_best` best scores. Among equal scores the first expert is the best.
     """
     scores_TE, experts_TK = view_fp32(scores, (num_tokens, num_experts)), view_integers(experts, (num_tokens, top_k))
     size = num_experts // num_groups  # of a group

@@ -155,7 +155,7 @@ class Janitor:
         if used <= HIGH * limit:
             return {}
         ages = {owner: _sorted(owned) for owner, owned in owners.items()}
-        return choose(ages, int(LOW * limit), int((time.time() - UNUSED_S) * 1e9))
+        return choose_removals(ages, int(LOW * limit), int((time.time() - UNUSED_S) * 1e9))
 
     def _remove(self, root: int, until_ns: dict[Owner, int]) -> int:
         """Remove each owner's blocks last used at or before its `until_ns`. Return how many blocks were removed.
@@ -183,11 +183,12 @@ class Janitor:
         return num_removed
 
 
-def choose(ages: dict[Owner, Ages], keep: int, unused_since_ns: int) -> dict[Owner, int]:
-    """Return owner -> time in ns: once its blocks last used by that time are removed, charges of at most `keep` remain.
+def choose_removals(ages: dict[Owner, Ages], keep: int, unused_since_ns: int) -> dict[Owner, int]:
+    """Return owner -> time in ns: each owner gives up its blocks last used by that time.
 
-    Blocks that nobody has used since `unused_since_ns` are removed first, whoever owns them. Then the owners with most
-    blocks, by charge, give up some. Owners that give up nothing are left out.
+    Afterwards the charges sum to at most `keep`. Blocks that nobody has used since `unused_since_ns` are given up
+    first, whoever owns them. Then the owners with the largest sums of charges give up their oldest blocks. Owners that
+    give up nothing are left out.
     """
     excess = int(sum(charges.sum() for _, charges in ages.values())) - keep
     oldest_ns = _unused_until(ages, excess, unused_since_ns)
@@ -217,10 +218,10 @@ def _sorted(owned: _Owned) -> Ages:
 
 
 def _unused_until(ages: dict[Owner, Ages], excess: int, unused_since_ns: int) -> int:
-    """Return a time in ns. Removing blocks last used by then frees charges of `excess`; 0 if none are to be removed.
+    """Return the time in ns by which blocks must have been used last to be removed, so that `excess` is freed.
 
-    Only blocks that nobody has used since `unused_since_ns` are removed, the oldest first, whoever owns them. If they
-    are too few, they free less.
+    Return 0 if no block is to be removed. `excess` is a sum of charges. Only blocks that nobody has used since
+    `unused_since_ns` count, the oldest first, whoever owns them. If they are too few, less is freed.
     """
     if excess <= 0:
         return 0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from runtime.kv.tiers import folder as folder_module
 from runtime.kv.tiers import janitor
 from runtime.kv.tiers.folder import BlockFolder
-from runtime.kv.tiers.janitor import UNUSED_S, Bound, Janitor, Usage, choose
+from runtime.kv.tiers.janitor import UNUSED_S, Bound, Janitor, Usage, choose_removals
 from tests.runtime.kv.tiers.disks import FORM, block_files, file_of, name_of
 
 BLOCK = b"x" * 100
@@ -65,7 +65,7 @@ def test_what_goes_is_enough_and_taken_from_whoever_has_most(owners, keep, unuse
         (str(number), ""): tuple(np.array(each, np.int64) for each in zip(*sorted(blocks), strict=True))
         for number, blocks in enumerate(owners)
     }
-    until = choose(ages, keep, unused_since)
+    until = choose_removals(ages, keep, unused_since)
     stays = {owner: int(charges[when > until.get(owner, 0)].sum()) for owner, (when, charges) in ages.items()}
     largest = max(stays.values())
 
@@ -84,7 +84,7 @@ def test_nothing_goes_while_all_fits(owners):
         for number, blocks in enumerate(owners)
     }
 
-    assert choose(ages, sum(size for blocks in owners for _, size in blocks), 100) == {}
+    assert choose_removals(ages, sum(size for blocks in owners for _, size in blocks), 100) == {}
 
 
 def test_one_tenant_cannot_drive_out_the_others(folder, tmp_path):
