@@ -193,7 +193,10 @@ def _count_serving(change: ChangeRecord, situation: Situation, decision: Decisio
 
 
 def _serves(unit: LiveUnit, situation: Situation) -> bool:
-    """Return whether a unit is up and gets requests: its KV format is the one that the gateway serves."""
+    """Return whether a unit is up and gets requests.
+
+    It gets some if its KV format is the one that the gateway serves, or if the gateway does not look at formats.
+    """
     if not unit.is_on or not (unit.is_ready or unit.is_unseen):
         return False
     return situation.gateway == "blind" or unit.has_other_kv_format == (situation.gateway == "former")

@@ -76,7 +76,7 @@ def _delete_lost_pod(follower: Follower, deployment: Manifest, pod: Manifest, no
 def _taint_nodes(
     follower: Follower, deployment: Manifest, nodes: Sequence[Manifest], reports: FaultReports, now: float
 ) -> None:
-    """Taint nodes that report a fault, and untaint the others."""
+    """Taint nodes that report a fault, untaint the others, and report each change. A dry run only reports."""
     if follower.is_dry_run:
         follower.say(f"would keep new pods away from {', '.join(sorted(reports.faulty)) or 'no node'}")
         return

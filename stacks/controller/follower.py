@@ -36,7 +36,7 @@ class Follower:
 
 
 def apply_scale(follower: Follower, deployment: Manifest, scales: Scale, now: float) -> None:
-    """Scale one unit and report it. A failure is reported too, and does not stop the round."""
+    """Scale one unit and report it; a dry run only reports it. A failure is reported and does not stop the round."""
     word = "start" if scales.is_on else "drain"
     if follower.is_dry_run:
         follower.say(f"would {word} {scales.unit}: {scales.reason}")

@@ -122,7 +122,10 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
 
 
 def _note_changes(follower: Follower, deployment: Manifest, changes: Sequence[ChangeRecord]) -> None:
-    """Write the records of changes to the deployment's status before acting on them."""
+    """Write the records of changes to the deployment's status before acting on them.
+
+    Nothing is written in a dry run, or if the status has these records already. A failure is only reported.
+    """
     written = changes_json(changes)
     if follower.is_dry_run or written == ((deployment.get("status") or {}).get("changes") or []):
         return

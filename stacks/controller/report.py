@@ -189,7 +189,10 @@ def _units_text(situation: Situation, decision: Decision) -> str:
 
 
 def _next_change_text(change: NextChange | None, timezone: str, clock: Clock) -> str:
-    """Return when and how the day's state changes next, in the schedule's timezone: `22:00: 1 stops (2026-...Z)`."""
+    """Return when and how the day's state changes next: `22:00: 1 stops (2026-...Z)`, or `never`.
+
+    The first time is in the schedule's timezone.
+    """
     if change is None:
         return "never"
     at = hh_mm(wall_time(change.instant, timezone).minute)

@@ -52,7 +52,10 @@ def remove_departed(follower: Follower, deployment: Manifest, leaving: Collectio
 
 
 def sweep(follower: Follower, deployment: Manifest, now: float, elapsed_s: float) -> None:
-    """Delete unused revisions and ConfigMaps, every `LOOK_S` seconds. The last round was `elapsed_s` ago."""
+    """Delete unused revisions and ConfigMaps, in one round every `LOOK_S` seconds.
+
+    The last round was `elapsed_s` ago. Nothing is deleted in other rounds and in a dry run; a failure is only reported.
+    """
     if now % LOOK_S >= elapsed_s or follower.is_dry_run:
         return
     api, namespace = follower.api, deployment["metadata"]["namespace"]

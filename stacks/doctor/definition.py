@@ -36,7 +36,7 @@ def find_missing_fields(live: Manifest) -> list[str]:
 def _missing_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
     """Yield the paths of the fields that the schema `ours` has and `theirs` lacks.
 
-    Both are schemas of the field at `path`.
+    Both are schemas of the field at `path`. Nothing is missing if `theirs` keeps unknown fields.
     """
     if theirs.get("x-kubernetes-preserve-unknown-fields"):
         return

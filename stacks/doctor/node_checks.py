@@ -48,7 +48,7 @@ class PlannedNode:
 
 
 def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield the findings about every planned node, then about every spare."""
+    """Yield the findings about every planned node, then about every spare; none if nodes could not be listed."""
     if facts.nodes is None:
         return
     known = {each["metadata"]["name"]: each for each in facts.nodes}

@@ -34,7 +34,10 @@ def probe_findings(probe: Probe, disk: KvDiskSpec | None = None) -> Iterator[Fin
 
 
 def probe_summary(probe: Probe) -> str:
-    """Return one line about the rates between nodes and the disks that the probe measured."""
+    """Return one line about the rates between nodes and the disks that the probe measured.
+
+    If the names that the probe needs were taken, the line says that nothing was probed.
+    """
     if probe.foreign_objects:
         return "nodes were not probed: objects of others have the names of the probe's"
     if probe.median is None:

@@ -221,7 +221,10 @@ FINDERS: dict[Forge, Callable[[Repository, str, str, bool], Iterator[PullRequest
 
 
 def _read_github(repository: Repository, answer: Any) -> PullRequest:
-    """Read a pull request from the JSON of GitHub, or of Gitea, which uses the same keys."""
+    """Read a pull request from the JSON of GitHub, or of Gitea, which uses the same keys.
+
+    Raises ForgeError if the JSON is no pull request.
+    """
     try:
         is_merged, text = answer.get("merged_at") is not None, answer.get("body") or ""
         told = answer["number"], answer["html_url"], text, answer["state"] == "open", is_merged

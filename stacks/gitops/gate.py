@@ -193,7 +193,10 @@ def _explain_shared_nodes(evidence: Evidence) -> str:
 
 
 def _explain_unjudged(evidence: Evidence) -> str:
-    """Say what a person has to judge, since figures do not: the effect of some fields, and errors of callers."""
+    """Say which changed fields a person has to judge; empty if there are none.
+
+    No figure shows the effect of some fields, and others require callers to change too.
+    """
     change = evidence.change
     if change is None:
         return ""

@@ -207,7 +207,7 @@ class _PlainLoader(yaml.CBaseLoader):
 
 
 def _is_plain(text: bytes) -> bool:
-    """Return whether YAML nests no deeper than a spec may, and has no base64. Raises YAMLError.
+    """Return whether YAML nests no deeper than a spec may, and has no base64. Raises YAMLError if it is no YAML.
 
     Deeper nesting overflows the stack of libyaml, which composes by calling itself; parsing into events does not.
     """

@@ -278,7 +278,8 @@ def _store(
 ) -> StoredObject:
     """Apply `manifest` to exactly the object `live`, or create an object if `live` is None.
 
-    If `waits`, wait until the object is ready.
+    If `waits`, wait until the object is ready. Raises NotReadyError if it does not become ready, or if nobody knows
+    whether it was stored.
     """
     reference = Reference.from_manifest(manifest)
     try:

@@ -26,7 +26,10 @@ def num_withheld(live: Manifest) -> int:
 
 
 def is_withheld(before: Manifest | None, live: Manifest) -> bool:
-    """Return whether `partition` keeps the groups of a LeaderWorkerSet at the pod template that it had `before`."""
+    """Return whether `partition` keeps the groups of a LeaderWorkerSet at the pod template that it had `before`.
+
+    False if the template is the same, if no group is wanted, or if there was no object before.
+    """
     if before is None or not num_withheld(live) or not _wanted_replicas(live):
         return False
     return bool(before["spec"].get("leaderWorkerTemplate") != live["spec"].get("leaderWorkerTemplate"))

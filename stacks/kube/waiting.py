@@ -152,7 +152,10 @@ def _explain_unready(api: Api, reference: Reference, uid: str, patience: Patienc
 
 
 def _find_reasons(api: Api, reference: Reference) -> list[str]:
-    """Return the reasons why an object is not ready, from its pods or events, as far as the user's rights allow."""
+    """Return the reasons why an object is not ready, from its pods or events, as far as the user's rights allow.
+
+    Return no reason if the object is gone or cannot be read.
+    """
     try:
         live = api.get(reference)
     except ProviderError:

@@ -205,7 +205,7 @@ def _percent(share: float | None) -> str:
 
 
 def _ms(value: float) -> str:
-    """Return milliseconds in a readable unit: `42 ms`, `1.20 s`."""
+    """Return milliseconds in a readable unit: `42 ms`, `1.20 s`; `beyond all buckets` for infinity."""
     if value == float("inf"):
         return "beyond all buckets"
     return f"{value:,.0f} ms" if value < 1000 else f"{value / 1000:.2f} s"

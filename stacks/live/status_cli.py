@@ -58,7 +58,10 @@ def add_status(commands: Any) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    """Show the units once, or with --watch until the user ends it. Return the exit status."""
+    """Show the units once, or with --watch until the user ends it. Return the exit status.
+
+    Raises CallError for options that exclude each other.
+    """
     if arguments.changes and arguments.context is None:
         reason, fix = "on this machine nothing records changes of units", "give --context NAME or leave out --changes"
         raise CallError([Finding("", None, "S900 was called wrongly", reason, fix).at("tidemill")])
@@ -122,7 +125,10 @@ def _print_at_every_change(arguments: argparse.Namespace) -> int:
 
 
 def _status_now(arguments: argparse.Namespace) -> int:
-    """Show the units once. Return 1 if any unit on this machine has failed, else 0."""
+    """Show the units once. Return 1 if any unit on this machine has failed, else 0; for a cluster always 0.
+
+    Raises LocalError if a deployment's record cannot be read. The text shows the other deployments first.
+    """
     if arguments.context is not None:
         show = _cluster_changes if arguments.changes else _cluster_status
         show(arguments)

@@ -30,7 +30,10 @@ class _Unit:
         return map_in_service(self.folder, self.name)
 
     def hand_over(self, rows: Rows) -> Ending:
-        """Let the unit follow another map, unless somebody has changed its map since the loads were measured."""
+        """Let the unit follow another map.
+
+        Raises ValueError if somebody has changed its map since the loads were measured.
+        """
         if _last_change(self.folder, self.name) != self.life[1]:
             raise ValueError("somebody else has changed its map meanwhile")
         answer = hand_over(self.folder, self.name, rows)

@@ -76,7 +76,10 @@ class Source:
 
     @property
     def verdict(self) -> str:
-        """The verdict on the change from `previous`: what `pulumi up` does to serving units."""
+        """The verdict on the change from the previous plan: what `pulumi up` does to serving units.
+
+        It is `not_compared` if there is no previous plan, or if that plan cannot run.
+        """
         if self._previous_plan is None or not self._previous_plan.runnable:
             return "not_compared"
         return Pair.of(self._previous_plan, self._compiled, self.deployed).compare().ways["pulumi"].verdict

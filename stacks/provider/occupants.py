@@ -44,7 +44,7 @@ def find_new(old: ListInputs, listed: ListInputs) -> set[Reference]:
 
 
 def find_naming_mistakes(values: ListInputs) -> list[tuple[str, str]]:
-    """Return (property, reason) for each mistake in a list of objects."""
+    """Return [(property, reason)] if a list of objects has a mistake in a name or kind; empty if it has none."""
     objects = values.get("objects")
     if isinstance(objects, dict) and all(map(_is_named, objects.values())):
         return []

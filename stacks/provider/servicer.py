@@ -193,7 +193,11 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
 
     @report_errors
     def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
-        """Return the manifests with live values. If all objects are gone, the answer has no id."""
+        """Return the manifests with live values. If all objects are gone, the answer has no id.
+
+        A list of `occupants.py` is returned as it is. Raises InitFailed if an object is not ready, and ProviderError
+        for an import.
+        """
         if request.type in occupants.LISTS:
             # The engine takes a resource without properties for deleted.
             return provider_pb2.ReadResponse(id=request.id, properties=Struct(), inputs=request.inputs)
@@ -281,7 +285,10 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
         return self._session.api()
 
     def _carry_out_list(self, request: Any, old: dict[str, Any], listed: dict[str, Any]) -> None:
-        """Delete objects that have left a list of `occupants.py` or, for `Arrivals`, wait for new ones."""
+        """Delete objects that have left a list of `occupants.py` or, for `Arrivals`, wait for new ones.
+
+        A preview does nothing. Raises InitFailed if a new object does not become ready.
+        """
         if request.preview:
             return
         if request.type == occupants.TOKEN:
@@ -311,7 +318,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def _roll_out(self, request: Any, old: Manifests, new: Manifests) -> None:
         """Store the changed objects of a resource.
 
-        If its phase is updated one unit at a time, wait for the unit's turn, and restore its objects on failure.
+        If its phase is updated one unit at a time, wait for the unit's turn. If the unit does not become ready then,
+        restore its objects and raise ProviderError.
         """
         phase, unit = rolled_phase(old, new), object_set.main_object(new)[1]["metadata"]["name"]
         if phase is None:
@@ -329,7 +337,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def _undo(self, request: Any, old: Manifests, new: Manifests, others: set[str]) -> None:
         """Restore the objects of `old`, and delete the objects that the failed change to `new` has added.
 
-        Objects whose uids are in `others`, made earlier in this run, are kept.
+        Objects whose uids are in `others`, made earlier in this run, are kept. Raises InitFailed if the restored
+        objects do not become ready.
         """
         patience = Patience(DEFAULT_TIMEOUT_S, self._cancelled, functools.partial(self.engine.progress, request.urn))
         try:
@@ -338,7 +347,10 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
             raise InitFailed.from_objects(error.existing, request.type, error.reasons) from error
 
     def _store(self, request: Any, old: Manifests, new: Manifests) -> None:
-        """Store a resource and wait until it is ready, unless it is a unit that `Arrivals` awaits."""
+        """Store a resource and wait until it is ready, unless it is a unit that `Arrivals` awaits.
+
+        Raises InitFailed if some of its objects were stored and not all are ready.
+        """
         adopted = Counter[str]()  # objects by who managed them
         unawaited = self._new_references | {
             Reference.from_manifest(each) for each in new.values() if num_withheld(each)

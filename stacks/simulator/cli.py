@@ -73,7 +73,11 @@ def _add_trace_options(simulate: argparse.ArgumentParser) -> None:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    """Run the command and return its exit status: InfeasibleError's if a column's plan failed."""
+    """Run the command and return its exit status.
+
+    If a column's plan failed, the result without this column is printed first. Then raise InfeasibleError or, for JSON,
+    return its exit status: the JSON has the errors.
+    """
     from stacks.simulator.call import read_call  # imports NumPy, for which other commands should not wait
 
     spec = read_spec(arguments.spec, arguments.overlays)

@@ -74,9 +74,9 @@ class ReactiveFleet:
         return UnitCounts(units.serving, stopped, 0, units.serving * per_unit, taken * per_unit)
 
     def _scale(self, phase: Phase, units: _AutoscaledUnits, used: float) -> int:
-        """Start or stop units of one phase; `used` is the fraction of its capacity in use.
+        """Start or stop units of one phase, given the fraction of its capacity that is `used`.
 
-        Return how many units stop.
+        Return how many units stop; 0 if units start.
         """
         there = units.serving + len(units.starting)
         ratio = used / self.target

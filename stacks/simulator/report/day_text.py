@@ -112,7 +112,7 @@ def _column_notes(column: DayColumn) -> Iterator[str]:
 
 
 def _explain_refusals(demand: Sequence[PhaseLoad]) -> str:
-    """Return the reason why requests were refused, which names the phase that is full."""
+    """Return the reason why requests were refused. If phases are separate, it names the phase that is full."""
     loads = {load.phase: load.load for load in demand}
     if "mixed" in loads:
         return "units have as many requests as they take"
@@ -122,7 +122,7 @@ def _explain_refusals(demand: Sequence[PhaseLoad]) -> str:
 
 
 def _minute_ranges(marked: NDArray[np.bool_]) -> str:
-    """Return the times of the `marked` minutes of a day as text, such as `10:30-11:10, 14:20-17:00`."""
+    """Return the times of the `marked` minutes of a day as text, such as `10:30-11:10, 14:20-17:00` or `all day`."""
     if marked.all():
         return "all day"
     edges = np.flatnonzero(np.diff(np.concatenate(([False], marked, [False])).astype(int)))
