@@ -177,7 +177,7 @@ class _Progress:
         self._began = self._last_report = time.monotonic()
 
     def add(self, num_bytes: int) -> None:
-        """Count `num_bytes` more bytes as copied."""
+        """Count `num_bytes` more bytes as copied, and print the progress every `SAY_EVERY_S` seconds."""
         with self._lock:
             self._copied += num_bytes
             now = time.monotonic()

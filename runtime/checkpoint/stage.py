@@ -116,7 +116,10 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder against other pods of this node. The kernel drops the lock when the process ends."""
+    """Lock the folder against other pods of this node, after waiting for one that has locked it.
+
+    The kernel drops the lock when the process ends. Raises RuntimeFailure if the lock's file is no regular file.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # otherwise opening a FIFO would block
     with os.fdopen(os.open(folder / LOCK, flags, 0o644), "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -126,7 +126,7 @@ def _tensor_files(folder: Path) -> list[Path]:
 
 
 def _file_name(name: str, index: Path) -> str:
-    """Return a shard's file name. The file or a link to it must lie beside the index."""
+    """Return a shard's file name, as `index` gives it. Raises CheckpointError if the name leads to another folder."""
     if name in ("", ".", "..") or "/" in name:
         raise CheckpointError(f"{index} names the file {name!r}, which is not the name of a file beside it")
     return name

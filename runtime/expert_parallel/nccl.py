@@ -57,7 +57,10 @@ class NcclGroup(GlooGroup):
         self._nccl = _nccl(self._store, self.rank, self.size)
 
     def all_to_all(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Do one variable-size all-to-all on the current CUDA stream, which waits for it; the host does not."""
+        """Do one variable-size all-to-all on the current CUDA stream. The stream waits for it, the host does not.
+
+        Raises PeerLost if a rank or its link is gone.
+        """
         received = rows.new_empty((sum(receive), *rows.shape[1:]))
         try:
             self._nccl.alltoall_base(received, rows, receive, send).wait()

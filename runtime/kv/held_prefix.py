@@ -87,7 +87,10 @@ class HeldPrefixes:
             self._held.remove(prefix)
 
     def give_way(self, keep: HeldPrefix | None = None) -> bool:
-        """Move the newest prefix other than `keep` to host memory, to free its pages. Return whether there was one."""
+        """Free the pages of the newest prefix other than `keep`. Return whether there was one.
+
+        Its latents are moved to host memory. If that has no room for them, they are lost.
+        """
         for prefix in reversed(self._held):
             if prefix is not keep:
                 prefix.latents = self._cache.swap_out(prefix.table, prefix.num_tokens)

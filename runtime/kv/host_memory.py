@@ -94,9 +94,10 @@ class HostMemory:
         self._give_way = give_way
 
     def take(self, holder: Holder, num_bytes: int, max_pieces: int = sys.maxsize) -> bool:
-        """Reserve `num_bytes` for a holder, which may have `max_pieces` reservations at a time.
+        """Reserve `num_bytes` for a holder. Return whether they were reserved.
 
-        Return whether there was room.
+        They are not if there is no room, or if the holder has `max_pieces` reservations. Blocks of the prefix cache
+        give way to the other holders.
         """
         with self.lock:
             self._collect()

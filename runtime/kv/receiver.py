@@ -111,7 +111,7 @@ class KvReceiver:
         self._tickets.issue(request_id, ticket)
 
     def abort(self, request_id: str) -> None:
-        """Refuse the KV of a request that nobody waits for, and end its transfer."""
+        """Refuse the KV of a request that nobody waits for, and end its transfer if it has begun."""
         self._tickets.withdraw(request_id)
         if (caller := self._arriving.pop(request_id, None)) is None:
             return
@@ -190,9 +190,9 @@ class KvReceiver:
             self._holder.release(prefix)
 
     async def _hold(self, prefix: HeldPrefix) -> int:
-        """Have the step loop hold the blocks of a prefix that this rank has.
+        """Have the step loop hold, between two steps, the blocks of a prefix that this rank has.
 
-        Return their number of tokens. The step loop does so between two steps.
+        Return their number of tokens; 0 if the offer has no chain of blocks or this rank has no cache to hold them in.
         """
         if prefix.root is None or self._holder is None:
             return 0

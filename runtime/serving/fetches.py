@@ -94,9 +94,9 @@ class Fetches:
             yield from fetch.requests
 
     def begin(self, request: Request, num_found: int) -> bool:
-        """Begin to load a prompt's blocks after the first `num_found` blocks.
+        """Begin to load a prompt's blocks after the first `num_found`, unless another prompt's loading has the next one.
 
-        Return whether the request waits for them.
+        Return whether the request waits for blocks; False if there are none after the first `num_found`.
         """
         hashes = request.next_block_hashes[num_found:]
         if not hashes:

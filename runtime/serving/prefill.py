@@ -16,7 +16,10 @@ class PrefillPhase(PhaseRunner[Prefill]):
     """The phase in which requests come from the gateway, and leave for a decode rank after their first token."""
 
     def arrive(self, message: Prefill) -> None:
-        """Queue a prompt, and open the transfer that takes its KV to a decode rank."""
+        """Queue a prompt, and open the transfer of its KV to a decode rank, unless one token is all it may get.
+
+        If no decode rank can be called, fail the request instead.
+        """
         unreachable = explain_bad_address(message.kv_host, message.kv_port)
         if unreachable is None and message.kv_ticket is None:
             unreachable = "no ticket"

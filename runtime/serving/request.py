@@ -149,7 +149,7 @@ class Request:
         return self.block_hashes(self.loading.start, self.loading.stop)
 
     def block_hashes(self, first: int, end: int) -> list[bytes]:
-        """Return the hashes of blocks `first` to `end` - 1 of the request's tokens."""
+        """Return the hashes of blocks `first` to `end` - 1 of the request's tokens; none if it shares no blocks."""
         if self.block_root is None:
             return []
         if len(self.hashes) < end:

@@ -107,9 +107,9 @@ def _add_bias(logits_V: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _forbid_early_stop(logits_V: Tensor, sampling: Sampling, num_generated: int) -> Tensor:
-    """Return the logits, [vocab_size].
+    """Return the logits, with -inf for the tokens that would end the text before it has `min_tokens`, [vocab_size].
 
-    While the text has fewer than `min_tokens` tokens, the tokens that would end it get -inf.
+    Raises RequestFailure if every token would.
     """
     if num_generated >= sampling.min_tokens:
         return logits_V

@@ -89,7 +89,7 @@ class Scheduler:
         return bool(self.waiting or self.running or self.fetching)
 
     def add(self, request: Request) -> None:
-        """Queue a request until the cache has room for it."""
+        """Queue a request until the cache has room for it. A prompt may wait for blocks of a slow tier first."""
         self._arrived.append(request.id)
         if request.latents is not None:
             self.waiting.append(request)

@@ -23,7 +23,7 @@ THREADS = "OMP_NUM_THREADS"
 def thread_environment(num_processes: int) -> dict[str, str]:
     """Return the environment variables that divide this process's CPUs among `num_processes`.
 
-    A number of threads that the user has set is kept.
+    Return none if the user has set a number of threads, which stays.
     """
     if os.environ.get(THREADS):
         return {}

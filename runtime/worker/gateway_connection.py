@@ -189,7 +189,10 @@ class GatewayLink:
             self._take(frame[0])
 
     def _take(self, message: FromGateway) -> None:
-        """Act on a message about the connection, and pass any message about a request to the step loop."""
+        """Act on a message about the connection, and pass any message about a request to the step loop.
+
+        Raises Refused if the gateway refuses this rank for good, and WireError for a message that it may not send.
+        """
         match message:
             case Rejected(reason=reason):
                 raise Refused(f"the gateway refuses this rank: {reason}")

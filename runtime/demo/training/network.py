@@ -172,7 +172,7 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def rebalance(self, step: float, low: float, high: float) -> None:
-        """Raise the bias of each expert with less than `low` times its layer's mean load, and lower it over `high` times.
+        """Raise the bias of each expert with less than `low` times its layer's mean load; lower it over `high` times.
 
         Biases change by `step`. Experts are thus balanced without an auxiliary loss, and only those far from the mean
         change.

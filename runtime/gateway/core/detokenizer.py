@@ -61,7 +61,10 @@ class StopMatcher:
         self.has_matched = False
 
     def push(self, text: str) -> str:
-        """Add text, and return the text that can no longer be part of a stop string."""
+        """Add text, and return the text that can no longer be part of a stop string.
+
+        The text ends before the first stop string; after that, no text comes.
+        """
         if not self._stops:
             return text
         if self.has_matched:

@@ -221,7 +221,10 @@ def _convert_items(body: ResponsesBody) -> list[Json]:
 
 
 def _add_item(messages: list[Json], item: InputItem, place: str) -> None:
-    """Add an item to the messages: as a new message, or as part of the assistant's last one."""
+    """Add an item to the messages: as a new message, or as part of the assistant's last one.
+
+    Raises ApiError, which names `place`, for an item of an unknown type or without a key that its type needs.
+    """
     if item.type not in REQUIRED_KEYS:
         raise unsupported(f"{place}: {item.type} is not supported by this server; leave it out", "input")
     if any(getattr(item, key) is None for key in REQUIRED_KEYS[item.type]):

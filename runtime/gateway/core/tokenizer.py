@@ -213,7 +213,7 @@ def _convert_panics() -> Iterator[None]:
 
 
 def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:
-    """Return `[num_tokens]`: the bytes that each token adds to the text."""
+    """Return `[num_tokens]`: the bytes that each token adds to the text. Raises CheckpointError for too large an id."""
     byte_of = {character: byte for byte, character in enumerate(byte_characters())}
     special = {token_id for token_id, token in encoder.get_added_tokens_decoder().items() if token.special}
     vocabulary = encoder.get_vocab(with_added_tokens=True)
@@ -244,7 +244,7 @@ def _find_leading_bos(folder: Path, encoder: tokenizers.Tokenizer, settings: _To
     """Return the id of the BOS that plain prompts begin with; None if they begin with none.
 
     The setting `add_bos_token` decides. Without that setting, plain prompts begin with a BOS if the tokenizer puts one
-    before an empty text.
+    before an empty text. Raises CheckpointError if the configured BOS is not in the vocabulary.
     """
     bos_token = settings.special_texts().get("bos_token")
     bos_id = encoder.token_to_id(bos_token) if bos_token else None

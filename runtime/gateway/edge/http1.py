@@ -90,7 +90,10 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         return self._piece
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Keep a piece of input until it is this connection's turn to have its input parsed."""
+        """Keep a piece of input until it is this connection's turn to have its input parsed.
+
+        If much is kept, stop reading. After a refusal the input is dropped.
+        """
         if self._is_refused:
             return
         self._head_is_due = True
@@ -101,7 +104,10 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def take_slice(self) -> bool:
-        """Parse the next slice of the client's input. Return whether there is more to parse."""
+        """Parse the next slice of the client's input. Return whether there is more to parse.
+
+        If the client was refused or the connection is closing, drop the input instead.
+        """
         if self._is_refused or self.transport.is_closing():
             self._unread.clear()
             return False

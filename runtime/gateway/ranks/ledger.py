@@ -66,7 +66,8 @@ class Ledger:
     def give(self, request_id: str, size: RequestSize, num_held: int = 0) -> None:
         """Add a request to the rank's load when it is sent to the rank, or will be handed over to it.
 
-        The rank is expected to have the first `num_held` tokens of the prompt in its cache.
+        The rank is expected to have the first `num_held` tokens of the prompt in its cache. A request that the rank has
+        already is not added again.
         """
         if request_id in self._entries:
             return  # a mixed rank gets its requests twice: for the first token and for the rest
@@ -79,7 +80,10 @@ class Ledger:
         self._add(request_id, _Entry(work, reported, num_tokens))
 
     def count_token(self, request_id: str) -> bool:
-        """Count another token of the request. Return True for its first: the rank has then computed the prompt."""
+        """Count another token of the request. Return whether it is the first: the rank has then computed the prompt.
+
+        Return False for a request that is not in the rank's load.
+        """
         entry = self._entries.get(request_id)
         if entry is None:
             return False

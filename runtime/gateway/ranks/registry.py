@@ -259,7 +259,10 @@ class Registry:
                     self._tokenizer.mark_lost(rank, list(self._roster))
 
     async def _identify(self, frames: FrameReader[FromRank], writer: asyncio.StreamWriter) -> Rank:
-        """Return the rank at this connection: a new one, or one that moves here from its old connection."""
+        """Return the rank at this connection: a new one, or one that moves here from its old connection.
+
+        Raises WireError if the peer does not begin as a rank does, or may not join.
+        """
         first = await frames.read_first("Hello", HELLO_TIMEOUT_S)
         if isinstance(first, Renewal):
             return await self._renew(first.hello, writer)

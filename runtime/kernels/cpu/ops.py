@@ -189,7 +189,10 @@ class LoopOps(RowLoopOps):
 
 
 def _multiplies_bf16() -> bool:
-    """Return whether oneDNN multiplies BF16 with this core's instructions. Other architectures were not measured."""
+    """Return whether oneDNN multiplies BF16 with this core's instructions.
+
+    True on architectures other than x86_64, which were not measured.
+    """
     if platform.machine() != "x86_64":
         return True
     highest = os.environ.get(MAX_ISA, "DEFAULT").upper()

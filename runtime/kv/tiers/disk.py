@@ -147,7 +147,7 @@ class DiskTier:
             pass
 
     def _load_next(self, loading: Loading, hashes: list[bytes], tenant: bytes) -> bool:
-        """Read the next block of a loading. Return whether it exists."""
+        """Read the next block of a loading. Return False if none is left or the block cannot be read."""
         number = loading.next_block()
         if number is None:
             return False
@@ -197,7 +197,7 @@ class DiskTier:
         """Remove a cut, damaged or foreign file, so that the block can be written again.
 
         The usage of the folder falls by the file's present size, which the janitor counts too: a cut file is smaller
-        than it was when it was written.
+        than it was when it was written. A file that cannot be removed stays, and will be found again.
         """
         try:
             with self._readers.operation():

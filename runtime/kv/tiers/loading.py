@@ -104,7 +104,10 @@ class Loading:
                 self._changed.notify_all()
 
     def end(self, miss: str | None) -> None:
-        """End the loading with the blocks loaded by now; `miss` is the reason why some are missing."""
+        """End the loading with the blocks loaded by now, unless it has ended.
+
+        `miss` is the reason why some blocks are missing; None if none is.
+        """
         with self._changed:
             if self._is_over:
                 return
