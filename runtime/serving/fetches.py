@@ -94,7 +94,7 @@ class Fetches:
             yield from fetch.requests
 
     def begin(self, request: Request, num_found: int) -> bool:
-        """Begin to load a prompt's blocks after the first `num_found`, unless another prompt's loading has the next one.
+        """Begin to load a prompt's blocks after the first `num_found`, or wait for another prompt that loads them.
 
         Return whether the request waits for blocks; False if there are none after the first `num_found`.
         """

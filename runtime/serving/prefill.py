@@ -16,7 +16,7 @@ class PrefillPhase(PhaseRunner[Prefill]):
     """The phase in which requests come from the gateway, and leave for a decode rank after their first token."""
 
     def arrive(self, message: Prefill) -> None:
-        """Queue a prompt, and open the transfer of its KV to a decode rank, unless one token is all it may get.
+        """Queue a prompt. If the request may get further tokens at a decode rank, open the transfer of its KV there.
 
         If no decode rank can be called, fail the request instead.
         """
