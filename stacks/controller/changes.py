@@ -257,7 +257,8 @@ def _promise_least(
 ) -> dict[Phase, Share]:
     """Return for each phase the fewest units that serve during the change.
 
-    Units that wait for each other's nodes go together.
+    `in_turn` counts each phase's units that restart one after another; units that wait for each other's nodes restart
+    together. `is_crossing` says that the change moves to another KV format.
     """
     phases, fates = situation.phases(), _fates(change)
     stand_ins = {phases[name] for name in decision.stand_ins}

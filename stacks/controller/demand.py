@@ -88,7 +88,8 @@ def follow_demand(
 ) -> Demand:
     """Return each phase's demand for units, given its load and the number that the day has `planned`.
 
-    A phase without a measured load keeps its floor.
+    `before` are the floors of the previous look, and `rooms` says how much load a phase's units take. A phase without
+    a measured load keeps its floor.
     """
     floors, soon = dict(before), {}
     for phase, load in loads.items():

@@ -132,7 +132,10 @@ def _running_units(situation: Situation) -> Iterator[LiveUnit]:
 
 
 def _obstacle(situation: Situation, unit: LiveUnit, faults: Mapping[str, str], health: NodeHealth) -> str | None:
-    """Return why a unit cannot leave its faulty nodes, and what the operator can do; None if it can."""
+    """Return why a unit cannot leave its faulty nodes, and what the operator can do; None if it can.
+
+    `faults` maps each of these nodes to its fault.
+    """
     where = f"{unit.name} is on {_describe_faults(faults)}"
     if sum(node not in health.unusable for node in {*unit.nodes, *unit.spares}) < len(faults):
         return f"{where}, and no spare is left: plan again without it"

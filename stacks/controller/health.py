@@ -34,7 +34,7 @@ class Health:
         self._went_well = False
 
     def note_end(self, *, went_well: bool) -> None:
-        """Record that a round has ended now."""
+        """Record that a round has ended now, and whether it `went_well`."""
         self._ended_at, self._went_well = self._clock(), went_well
 
     def answer(self, path: str) -> HTTPStatus:

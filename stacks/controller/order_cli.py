@@ -111,7 +111,10 @@ def require_deployment(found: Manifest | None, order: Order, namespace: str, nam
 
 
 def require_state_or_end(order: Order, state: str | None, *, is_end: bool) -> None:
-    """Raises CallError if a forced state is missing or no time of day, or is given with an order's end."""
+    """Raises CallError if a forced state is missing or is no time of day.
+
+    A command that ends an order (`is_end`) must have no state.
+    """
     if order == "force" and (state is None) != is_end:
         rule = "R502 must not be given with --end" if is_end else "R502 must be given with --until"
         reason = "an order names a state, and there is one order at most"

@@ -211,7 +211,10 @@ def _conditions_json(conditions: Sequence[Condition], deployment: Mapping[str, A
 def _conditions(
     conditions: Sequence[Condition], before: Mapping[str, Mapping[str, str]], now: float
 ) -> Iterator[dict[str, str]]:
-    """Yield the conditions in the status's form, each with the time since when it has its present status."""
+    """Yield the conditions in the status's form, each with the time since when it has its present status.
+
+    `before` maps a condition's type to the condition as the status has it now.
+    """
     for kind, status, reason, message in conditions:
         same = before.get(kind)
         since = same["lastTransitionTime"] if same and same["status"] == status else timestamp(now)

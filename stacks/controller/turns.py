@@ -58,7 +58,8 @@ def decide_turns(
     """Return which outdated units restart now with their new template.
 
     `on` are the units that should run, and `needed` counts for each phase how many have to serve. `stand_ins` are on,
-    or will be once users of their free nodes have had notice.
+    or will be once users of their free nodes have had notice. If `may_lack_one`, a phase may restart a unit without
+    having one in its place.
     """
     outdated = tuple(unit.name for unit in units if unit.is_outdated and (unit.is_on or unit.name in on))
     if not outdated:
@@ -156,7 +157,10 @@ def _proven_phases(units: Sequence[LiveUnit]) -> set[Phase]:
 
 
 def _keeps_enough(lost: Mapping[Phase, int], ready: Mapping[Phase, int], needed: Mapping[Phase, int]) -> bool:
-    """Return whether each phase has as many ready units as needed, even without those it would lose."""
+    """Return whether each phase that loses units still has as many ready ones as needed.
+
+    All three mappings are phase -> number of units.
+    """
     return all(ready[phase] - number >= needed.get(phase, 0) for phase, number in lost.items())
 
 

@@ -173,7 +173,10 @@ def close_request(repository: Repository, number: int, text: str) -> PullRequest
 
 
 def _find_on_github(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
-    """Yield pull requests of the repository's own branch. GitHub also returns those from forks of the same owner."""
+    """Yield the open or closed pull requests of the repository's own branch.
+
+    GitHub also returns those from forks of the same owner.
+    """
     owner = repository.path.partition("/")[0]
     asked = {"head": f"{owner}:{branch}", "base": into, "sort": "created", "direction": "desc"}
     for each in _list_pages(repository, "/pulls", asked | {"state": "open" if is_open else "closed"}):
@@ -182,7 +185,10 @@ def _find_on_github(repository: Repository, branch: str, into: str, is_open: boo
 
 
 def _find_on_gitlab(repository: Repository, branch: str, into: str, is_open: bool) -> Iterator[PullRequest]:
-    """Yield merge requests of the project's own branch. GitLab also returns those of forks' branches of that name."""
+    """Yield the open or closed merge requests of the project's own branch.
+
+    GitLab also returns those of forks' branches of that name.
+    """
     asked = {"source_branch": branch, "target_branch": into, "order_by": "created_at", "sort": "desc"}
     for each in _list_pages(repository, "/merge_requests", asked | ({"state": "opened"} if is_open else {})):
         project = each.get("source_project_id")
@@ -255,7 +261,10 @@ def _no_request(repository: Repository) -> ForgeError:
 
 
 def _list_pages(repository: Repository, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the items of all pages of a list in the API. Raises ForgeError if an answer is not a list of objects."""
+    """Yield the items of a list in the API, from up to MAX_PAGES pages. `query` has the parameters of each request.
+
+    Raises ForgeError if an answer is not a list of objects.
+    """
     for page in range(1, MAX_PAGES + 1):
         words = urlencode(query | {"page": str(page), "per_page": str(PAGE), "limit": str(PAGE)})
         items = _send(repository, "GET", f"{path}?{words}")

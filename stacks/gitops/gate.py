@@ -109,7 +109,10 @@ def gather_evidence(
     no_figures_before: str,
     shared_nodes: Mapping[str, Sequence[str]],
 ) -> Evidence:
-    """Return the facts by which conditions judge `change`, which leads to `plan`."""
+    """Return the facts by which conditions judge `change`, which leads to `plan`.
+
+    The other parameters are as in `Evidence`.
+    """
     speeds = (plan.performance or {}).items()
     unknown = "; ".join(f"{phase}: {each.not_predicted}" for phase, each in speeds if each.not_predicted)
     return Evidence(change, plan.promises, stale, foreign, unknown, no_figures_before, shared_nodes)

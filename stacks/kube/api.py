@@ -157,7 +157,7 @@ class Api:
         return self._connection.read_text(through, str(pod), answer_timeout_s=POD_TIMEOUT_S)
 
     def apply(self, manifest: Manifest, *, force: bool, dry_run: bool = False, uid: str | None = None) -> Manifest:
-        """Apply `manifest` server-side with strict checks, and return the resulting object.
+        """Apply `manifest` server-side with strict checks, and return the resulting object. A `dry_run` stores nothing.
 
         Without `force` the server changes no field that another manager owns. With `uid` it refuses unless an
         object with that uid exists.
@@ -210,7 +210,10 @@ class Api:
         return f"{self._collection(reference)}/{quote(reference.name, safe='')}"
 
     def _collection(self, reference: Reference, *, everywhere: bool = False) -> str:
-        """Return the URL path of all objects of a kind: `/apis/apps/v1/namespaces/demo/deployments`."""
+        """Return the URL path of all objects of a kind: `/apis/apps/v1/namespaces/demo/deployments`.
+
+        If `everywhere`, it is the path of the objects in all namespaces.
+        """
         resource = self._find_resource(reference.api_version, reference.kind)
         namespace = quote(reference.namespace or DEFAULT_NAMESPACE, safe="")
         scope = f"/namespaces/{namespace}" if resource["namespaced"] and not everywhere else ""

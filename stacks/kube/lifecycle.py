@@ -92,7 +92,7 @@ def create(
 
 
 def foresee_create(api: Api, manifest: Manifest, *, adopts: bool = False) -> None:
-    """Raise those errors of `create` that ownership and a dry run show before anything is stored.
+    """Raise those errors of `create`, with or without `adopts`, that ownership and a dry run show before it stores.
 
     A missing namespace is no error: the same run may create it.
     """

@@ -155,7 +155,10 @@ def _latency(grown: Counts, name: str) -> Latency | None:
 
 
 def _quantile(share: float, buckets: Mapping[float, float]) -> float:
-    """Return the value that `share` of the observations do not exceed; infinite if it is above the largest bound."""
+    """Return the value that `share` of the observations do not exceed; infinite if it is above the largest bound.
+
+    `buckets` maps each bucket's upper bound to the number of observations up to it.
+    """
     edges = [(0.0, 0.0), *sorted(buckets.items())]
     wanted = share * edges[-1][1]
     for (low, below), (high, upto) in pairwise(edges):

@@ -300,7 +300,7 @@ def _model_name(plan: Plan) -> str:
 
 
 def _fork(run: Callable[[Callable[[], None]], int], log: int, detached: bool) -> int:
-    """Run `run(on_started)` in a new process and session.
+    """Run `run(on_started)` in a new process and session, which ends with this process unless `detached`.
 
     Return the process id, once the process has called `on_started` or ended. The process's output goes to the
     descriptor `log`, and its exit status is what `run` returns. The caller does not reap it, so the process id is not

@@ -111,7 +111,10 @@ def update_unit(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
 
 
 def has_hung_rank(report: Mapping[str, Sequence[RankReport]], unit: str) -> bool:
-    """Return whether gateways lost a rank of the unit whose process still exists: the process is suspended or hangs."""
+    """Return whether gateways lost a rank of the unit whose process still exists: the process is suspended or hangs.
+
+    `report` maps each unit to its ranks' reports.
+    """
     return any(rank.state == "lost" and process_state(rank.pid) != GONE for rank in report.get(unit, ()))
 
 

@@ -45,9 +45,9 @@ class Source:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], *, is_secret: bool = False) -> "Source":
-        """Return the source in a component's inputs or a stack's settings.
+        """Return the source in a component's inputs or a stack's settings. Other keys of `values` are ignored.
 
-        Raises CallError if a value is not a text.
+        `is_secret` says that the source holds secrets. Raises CallError if a value is not a text.
         """
         overlays = values.get("overlays") or []
         given = {each: values[each] for each in FIELDS if each != "overlays" and values.get(each)}
