@@ -45,9 +45,10 @@ def copy_files(
     manifest: Manifest | None,
     num_threads: int,
 ) -> None:
-    """Copy the files in `sizes`, several at a time.
+    """Copy the files in `sizes` (name -> bytes), up to `num_threads` at a time.
 
-    Raises CheckpointError if a source file is wrong, and RuntimeFailure or OSError if `destination` cannot be written.
+    Files in `shards` (name -> file of tensors) are compared with the manifest, if there is one. Raises CheckpointError
+    if a source file is wrong, and RuntimeFailure or OSError if `destination` cannot be written.
     """
     total = sum(sizes.values())
     free = shutil.disk_usage(destination).free

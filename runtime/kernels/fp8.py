@@ -67,7 +67,10 @@ def num_blocks(size: int) -> int:
 
 
 def quantise_rows(x_RD: Tensor, power_of_two: bool = False) -> Quantised:
-    """Return the rows with each group of channels quantised. A row's codes and scales do not depend on other rows."""
+    """Return the rows with each group of channels quantised. A row's codes and scales do not depend on other rows.
+
+    With `power_of_two`, scales are rounded up to powers of two.
+    """
     groups_RFX = F.pad(x_RD.float(), (0, -x_RD.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     scales_RF = _scales(groups_RFX.abs().amax(-1))
     if power_of_two:
@@ -77,7 +80,10 @@ def quantise_rows(x_RD: Tensor, power_of_two: bool = False) -> Quantised:
 
 
 def quantise_matrix(w_OD: Tensor, power_of_two: bool = False) -> Quantised:
-    """Return a matrix quantised in weight blocks, as DeepSeek's checkpoints hold it."""
+    """Return a matrix quantised in weight blocks, as DeepSeek's checkpoints hold it.
+
+    With `power_of_two`, scales are rounded up to powers of two.
+    """
     rows, columns = w_OD.shape
     padded = F.pad(w_OD.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))

@@ -61,7 +61,10 @@ class Ops:
         return numbers.tolist()
 
     def check_scales(self, power_of_two: bool) -> None:
-        """Raises RuntimeFailure if these operations cannot use the scales of an FP8 model."""
+        """Raises RuntimeFailure if these operations cannot use the scales of an FP8 model.
+
+        `power_of_two` says that the model's scales are powers of two.
+        """
 
     # products
 
@@ -92,7 +95,7 @@ class Ops:
         return self.linear(self.silu_product(self.linear(x_RD, gate_ID), self.linear(x_RD, up_ID)), down_DI)
 
     def quantise_rows(self, x_RD: Tensor, power_of_two: bool) -> Quantised:
-        """Return each row's codes, and the scales of its groups."""
+        """Return each row's codes, and the scales of its groups, which are powers of two if `power_of_two`."""
         return fp8.quantise_rows(x_RD, power_of_two)
 
     def fp8_matmul(self, x: Quantised, w: Quantised, dtype: torch.dtype) -> Tensor:

@@ -72,7 +72,7 @@ class ChunkDialect(Dialect):
 
     @abstractmethod
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """Return the part of a chunk that says what the delta adds to its choice."""
+        """Return the part of a chunk that says what the delta adds to its choice, whose first delta it may be."""
 
     def write_answer(self, choices: Sequence[Delta], usage: Json) -> Json:
         """Return a whole answer, with its choices and the usage."""
@@ -142,7 +142,7 @@ class ChatDialect(ChunkDialect):
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
         """Return the part of a chunk with what the delta adds to the message.
 
-        A choice's last delta may add only the finish_reason.
+        A choice's first delta adds the role, too, and its last one may add only the finish_reason.
         """
         parts = delta_parts(delta)
         growth: Json = {"role": "assistant"} if is_first else {}

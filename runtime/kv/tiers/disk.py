@@ -279,7 +279,10 @@ class DiskTier:
         return is_new
 
     def _clean(self, *, disk_is_full: bool = False) -> None:
-        """Let the janitor clean up on its thread, unless it is cleaning up already."""
+        """Let the janitor clean up on its thread, unless it is cleaning up already.
+
+        If `disk_is_full`, it first lowers the folder's bound to the bytes in use.
+        """
         with self._changed:
             if not self._cleans:
                 self._cleans = True
