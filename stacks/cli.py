@@ -99,7 +99,7 @@ def _complete_file_names(files: Any, parser: argparse.ArgumentParser) -> None:
 
 
 def _new_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser of the command that `words` call; of all commands if they call none."""
+    """Return a parser of the command that `words` call. If they call none, it parses all commands."""
     parser = new_parser("Plan and run DeepSeek-class mixture-of-experts inference.")
     _add_commands(parser.add_subparsers(metavar="COMMAND", required=True), words)
     return parser

@@ -269,7 +269,7 @@ def _outdated_since(deployment: Manifest, now: float) -> float:
 
 
 def _list_pods(api: Api, namespace: str, units: Sequence[str]) -> tuple[list[Manifest], str | None]:
-    """Return the pods of these units; if they cannot be listed, no pods and the error's text."""
+    """Return (the pods of these units, None). If they cannot be listed, return (no pods, the error's text)."""
     if not units:
         return [], None
     selector = f"{names.UNIT_LABEL} in ({','.join(units)})"

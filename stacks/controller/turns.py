@@ -110,7 +110,10 @@ def find_awaited(unit: LiveUnit, units: Sequence[LiveUnit]) -> list[LiveUnit]:
 
 
 def _restart_the_rest(running: tuple[str, ...], outdated: tuple[str, ...], gateway: Gateway) -> Turns:
-    """Return the turns of units in the former KV format: all at once when the gateway serves the new one, else none."""
+    """Return the turns of units in the former KV format.
+
+    All restart at once when the gateway serves the new format, and none before.
+    """
     if gateway == "former":
         return Turns((), outdated, _say_who_waits(outdated, "the gateway for their new KV format is not ready yet"))
     return Turns(running, outdated, "the gateway serves another KV format now, so all others change at once")

@@ -111,7 +111,7 @@ class Environment:
 
 
 def make_environments(spec: Path, folder: Path, overlays: Sequence[Path], names: str | None) -> tuple[Environment, ...]:
-    """Return an environment for each of the comma-separated `names`; if None, a single one named after `folder`.
+    """Return an environment for each of the comma-separated `names`. If that is None, return one, named after `folder`.
 
     Raises CallError for a name or path that is unsafe in a shell script, or a repeated name.
     """

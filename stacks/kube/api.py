@@ -108,7 +108,7 @@ class Api:
             raise
 
     def list_all(self, api_version: str, kind: str, namespace: str, **selectors: str) -> list[Manifest]:
-        """Return all objects of a kind in `namespace`; in all namespaces if that is empty.
+        """Return all objects of a kind in `namespace`. If that is empty, return those in all namespaces.
 
         `selectors` are query parameters, such as `labelSelector="a=b"`.
         """

@@ -77,8 +77,8 @@ def _describe_share(phase: str, least: Mapping[str, int], promised: Written) -> 
 def _describe_failures(number: int, least: Mapping[str, Mapping[str, int]]) -> str:
     """Return words for the `number` of requests that failed, beside what the plan promised.
 
-    `least` is phase -> the fewest units that serve. The plan promises 0 if each phase keeps a unit that serves; else it
-    promises nothing.
+    `least` is phase -> the fewest units that serve. The plan promises 0 if each phase keeps a unit that serves.
+    Otherwise it promises nothing.
     """
     if not all(each["units"] for each in least.values()):
         return f"{counted(number, 'request')} (nothing promised)"

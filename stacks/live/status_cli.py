@@ -242,7 +242,7 @@ def _cluster_changes(arguments: argparse.Namespace) -> None:
 
 
 def _bracket(reason: str | None) -> str:
-    """Return a reason in brackets; an empty text without a reason.
+    """Return a reason in brackets. Without a reason, return an empty text.
 
     The reason is escaped, since it may be a process's own words.
     """

@@ -87,8 +87,8 @@ def update_unit(unit: UnitRecord, ranks: Sequence[RankReport]) -> UnitRecord:
     """Return a unit's record with the state of its least advanced rank, unless a rank is lost, refused or draining.
 
     A lost rank makes the unit failed. But a unit that is starting, draining, ended or failed stays so: its processes
-    show how it ends. A refused rank makes the unit failed too; a draining rank makes it draining. A unit that restarts
-    keeps the reason of its previous end until it is ready.
+    show how it ends. A refused rank makes the unit failed, too, and a draining rank makes it draining. A unit that
+    restarts keeps the reason of its previous end until it is ready.
     """
     states = [rank.state for rank in ranks]
     if "lost" in states:

@@ -92,14 +92,16 @@ def find_better_map(
         )
         return BetterMap(in_service, 0, 0, 1.0, 1.0, 1.0, why_not)
     sizes = Sizes(len(in_service[0]), num_ranks, rules.num_nodes, rules.num_groups, rules.gate)
-    tried = _find(earlier, later, in_service, sizes, rules, limits)
+    tried = _build_and_judge(earlier, later, in_service, sizes, rules, limits)
     if tried.why_not is not None:
         return tried
-    found = _find(_add(earlier, later), later, in_service, sizes, rules, limits)
+    found = _build_and_judge(_add(earlier, later), later, in_service, sizes, rules, limits)
     return tried if found.why_not is not None else found
 
 
-def _find(loads: Loads, later: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap, limits: Limits) -> BetterMap:
+def _build_and_judge(
+    loads: Loads, later: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap, limits: Limits
+) -> BetterMap:
     """Build a map step by step within `limits`, by the balance under `loads`, and judge it under `later`.
 
     If it gains too little, return the map built without limits, and in `why_not` why the unit keeps its own.

@@ -147,7 +147,7 @@ class _Flow:
 
     @property
     def _steps_per_prompt(self) -> float:
-        """The number of steps that a prompt takes; in mixed units, its number of pieces."""
+        """The number of steps that a prompt takes. In mixed units it is the prompt's number of pieces."""
         turns, side = self.service.turns, self.service.prompts
         return turns.pieces_per_prompt if turns else self.service.request.computed / side.step_tokens
 
