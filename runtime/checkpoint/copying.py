@@ -98,7 +98,10 @@ def say(sentence: str) -> None:
 
 
 def _pieces(shard: Shard | None, manifest: Manifest | None) -> Sequence[_Piece]:
-    """Return the pieces of a file, header and tensors in order; none without a manifest to compare them with."""
+    """Return the pieces of a file of tensors in order: its header, then each tensor.
+
+    Return none for other files, or without a manifest to compare the pieces with.
+    """
     if shard is None or manifest is None:
         return ()
     expected = manifest.files[shard.path.name]

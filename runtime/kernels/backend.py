@@ -46,7 +46,7 @@ class Backend:
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, deterministic: bool) -> Backend:
-    """Return the fastest operations for matrices of `dtype`; if `deterministic`, the fastest batch-invariant ones.
+    """Return the fastest operations for matrices of `dtype` or, if `deterministic`, the fastest batch-invariant ones.
 
     Raises RuntimeFailure if no operations of the device are known to be batch-invariant.
     """

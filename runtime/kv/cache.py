@@ -69,7 +69,7 @@ class LatentCache:
         return self._owners.find(hashes)
 
     def num_found(self, hashes: Sequence[bytes]) -> int:
-        """Return how many of these blocks, from the first on, are cached: in pages, and after these in host memory."""
+        """Return how many of these blocks, from the first on, are cached. The last ones may be only in host memory."""
         number = len(self.find(hashes))
         return number if self.host is None else number + self.host.num_found(hashes[number:])
 

@@ -124,7 +124,10 @@ class ReplicaTable:
 
 
 def _nearest_replicas(replicas: list[int], rank: int, nodes: Sequence[str], slots_per_rank: int) -> list[int]:
-    """Return the replicas on the rank; if it has none, the replicas on its node; if the node has none, all replicas."""
+    """Return the `replicas` (slots of one expert) that are nearest to a rank.
+
+    They are those on the rank itself. If it has none, they are those on its node, and if the node has none, all.
+    """
     own = [slot for slot in replicas if slot // slots_per_rank == rank]
     near = [slot for slot in replicas if nodes[slot // slots_per_rank] == nodes[rank]]
     return own or near or replicas

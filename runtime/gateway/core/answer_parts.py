@@ -163,7 +163,10 @@ class AnswerReader:
         return ()
 
     def _read_call_name(self) -> Sequence[AnswerPart]:
-        """Take the call's name from the text, and return it as the call's first piece; empty while it is incomplete."""
+        """Remove the call's name from the buffered text, and return it as the call's first piece.
+
+        The result is empty while the name is incomplete. If the text ends so, it is content after all.
+        """
         kind, separator, rest = self._text.partition(SEPARATOR)
         name, arguments = kind, rest
         if self._form.tool_calls == "fenced":
@@ -188,7 +191,7 @@ class AnswerReader:
             self._skips_space = not self._text
 
     def _read_until(self, mark: str) -> tuple[str, bool]:
-        """Take the text before `mark`, and the mark itself, out of the text. Return (text, whether the mark has come).
+        """Remove `mark` and all before it from the buffered text. Return (text before it, whether the mark has come).
 
         If the mark has not come, leave the end of the text that may be the mark's beginning.
         """

@@ -77,7 +77,7 @@ class InFlightRequest:
                 rank.send(Abort(self.request_id))
 
     def _arrange_kv_transfer(self) -> tuple[str | None, int | None, str | None]:
-        """Announce the KV to the decode rank. Return its host, port and ticket; all None at a mixed rank."""
+        """Announce the KV to the decode rank. Return (host, port, ticket), which are all None at a mixed rank."""
         hello = self._decode.hello
         if hello.kv_host is None:
             return None, None, None

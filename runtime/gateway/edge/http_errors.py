@@ -84,7 +84,7 @@ class ApiError(Exception):
 
 
 def _shorten(text: str) -> str:
-    """Return the text; if it is too long, its beginning and its end, which says what to do."""
+    """Return the text. If it is too long, return its beginning and its end: a message ends with what to do."""
     half = MAX_SHOWN // 2
     return text if len(text) <= MAX_SHOWN else f"{text[:half]} ... {text[-half:]}"
 

@@ -143,7 +143,7 @@ class Ledger:
             self._load = None
 
     def _kv_tokens(self, num_tokens: int) -> int:
-        """Return the KV tokens that a request of `num_tokens` takes: whole pages; none on prefill ranks."""
+        """Return the KV tokens that a request of `num_tokens` takes, in whole pages. On prefill ranks they are 0."""
         return 0 if self._phase == "prefill" else round_up_to_page(num_tokens)
 
 

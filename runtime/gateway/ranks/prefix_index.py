@@ -182,7 +182,10 @@ class PrefixIndex:
         return (rows_RW == keys[:, None]).any(axis=1)
 
     def _choose_ways(self, place: int, buckets: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return for each bucket the way (the place in it) for its next hash: a free way, else the one to give up."""
+        """Return for each bucket the way (the place in it) for its next hash.
+
+        A free way is taken if there is one. Otherwise it is the way whose hash is given up.
+        """
         used_BW = self._used_RBW[place, buckets]
         is_stale_BW = used_BW <= max(self._last_time - FRESH_NS, 0)  # a free way was never used
         if is_stale_BW.any(axis=1).all():  # usual while the index is not full: the oldest way is a stale one

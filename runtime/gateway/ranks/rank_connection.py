@@ -146,7 +146,7 @@ class Rank:
                 raise WireError(f"{self} said Hello twice")
 
     def fail_all(self, reason: str, *, may_retry: bool = True) -> None:
-        """Mark the rank as lost, and fail its requests; if `may_retry`, they continue at other ranks."""
+        """Mark the rank as lost, and fail its requests. If `may_retry`, they continue at other ranks."""
         self.state = "lost"
         for _, moved in self._moves.values():
             if not moved.done():

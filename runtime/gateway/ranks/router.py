@@ -126,11 +126,11 @@ def choose_ranks(
     policy: Policy = Policy.BALANCED,
     find_held: FindHeld = find_nothing,
 ) -> RankPair | None:
-    """Return the rank for a request's first token and the rank for its later tokens; in a mixed unit both are the same.
+    """Return the rank for a request's first token and the rank for its later tokens.
 
-    `ranks` are those of all ready units. `turn` counts the calls, so that equal ranks take turns. `find_held` returns
-    for each of the ranks given to it how much of the prompt the rank has in its cache. The result is None if a phase
-    has no ready unit or no rank has room.
+    In a mixed unit both are the same. `ranks` are those of all ready units. `turn` counts the calls, so that equal
+    ranks take turns. `find_held` returns for each of the ranks given to it how much of the prompt the rank has in its
+    cache. The result is None if a phase has no ready unit or no rank has room.
     """
     first, rest = _split_by_role(ranks)
     rest_with_room = _ranks_with_room(rest, size)

@@ -134,20 +134,20 @@ class LoopOps(RowLoopOps):
     def linear(self, x_RD: Tensor, w_OD: Tensor) -> Tensor:
         """Return x w^T.
 
-        If there are few rows, a loop reads the matrix only once; else multiply as the base class does.
+        If there are few rows, a loop reads the matrix only once. Otherwise the base class multiplies.
         """
         if 0 < x_RD.shape[0] <= MAX_ROWS:
             return kernels.linear(x_RD, w_OD)
         return super().linear(x_RD, w_OD)
 
     def gated_mlp(self, x_RD: Tensor, gate_ID: Tensor, up_ID: Tensor, down_DI: Tensor) -> Tensor:
-        """Compute the gated MLP in one call instead of five if there are few rows; else as the base class does."""
+        """Compute the gated MLP in one call instead of five if there are few rows, or as the base class does."""
         if 0 < x_RD.shape[0] <= MAX_ROWS:
             return kernels.gated_mlp(x_RD, gate_ID, up_ID, down_DI)
         return super().gated_mlp(x_RD, gate_ID, up_ID, down_DI)
 
     def absorb_query(self, q_BHQ: Tensor, up_XL: Tensor, rope: int, value_size: int) -> Tensor:
-        """Absorb the queries of all heads in one call if there are few requests; else as the base class does."""
+        """Absorb the queries of all heads in one call if there are few requests, or as the base class does."""
         if 0 < q_BHQ.shape[0] <= MAX_ROWS:
             return kernels.absorb_query(q_BHQ, up_XL, rope, value_size)
         return super().absorb_query(q_BHQ, up_XL, rope, value_size)
@@ -155,13 +155,13 @@ class LoopOps(RowLoopOps):
     def attend_pages(
         self, q_BHC: Tensor, pages_JSC: Tensor, tables_BJ: Tensor, lengths_B: Tensor, lora_rank: int, scale: float
     ) -> Tensor:
-        """Attend to the latents in place in their pages if heads and pages are few; else as the base class does."""
+        """Attend to the latents in place in their pages if heads and pages are few, or as the base class does."""
         if 0 < q_BHC.shape[1] * tables_BJ.numel() * pages_JSC.shape[1] <= MAX_SCORES:
             return kernels.attend(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
         return super().attend_pages(q_BHC, pages_JSC, tables_BJ, lengths_B, lora_rank, scale)
 
     def up_project_values(self, context_BHL: Tensor, up_XL: Tensor, value_size: int) -> Tensor:
-        """Project the contexts of all heads in one call if there are few requests; else as the base class does."""
+        """Project the contexts of all heads in one call if there are few requests, or as the base class does."""
         if 0 < context_BHL.shape[0] <= MAX_ROWS:
             return kernels.up_project_values(context_BHL, up_XL, value_size)
         return super().up_project_values(context_BHL, up_XL, value_size)
@@ -175,7 +175,7 @@ class LoopOps(RowLoopOps):
         return super().gate_logits(x_TD, w_ED)
 
     def experts(self, rows_RD: Tensor, counts: list[int], gate_up_MXD: Tensor, down_MDI: Tensor) -> Tensor:
-        """Compute the experts of all slots in one call if slots have few rows each; else as the base class does."""
+        """Compute the experts of all slots in one call if slots have few rows each, or as the base class does."""
         if 0 < rows_RD.shape[0] <= MAX_ROWS_OF_AN_EXPERT * (len(counts) - counts.count(0)):
             kernels.experts_mlp(rows_RD, torch.tensor(counts), gate_up_MXD, down_MDI)
             return rows_RD

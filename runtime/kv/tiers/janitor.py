@@ -305,7 +305,10 @@ def _opened_to_write(folder: int, name: str) -> Iterator[int]:
 
 
 def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file until it is closed; return False if another process has locked it."""
+    """Lock an open file until it is closed, by default for this process alone. Never waits.
+
+    Return False if another process has locked it.
+    """
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
