@@ -24,9 +24,9 @@ Formats = Mapping[str, str]  # a ConfigMap with a launch file -> the KV format i
 def find_other_kv_formats(
     api: Api, deployment: Manifest, units: Sequence[Manifest], pods: Sequence[Manifest]
 ) -> tuple[set[str], Gateway]:
-    """Return the units with a pod whose KV format differs from the unit's newest template's.
+    """Return (units with a pod whose KV format is not their newest template's, which format the gateway serves).
 
-    Return also which KV format the gateway serves meanwhile. Raises ProviderError if the cluster cannot be asked.
+    Raises ProviderError if the cluster cannot be asked.
     """
     if "sameImage" in deployment["spec"]:
         images = {_name(each): _image(each["spec"]["leaderWorkerTemplate"]["workerTemplate"]) for each in units}
@@ -74,7 +74,7 @@ def _format(user: Manifest, formats: Formats) -> str | None:
 
 
 def _image(pod: Manifest) -> str | None:
-    """Return the image of the engine: that of the first container of a pod or a pod template."""
+    """Return the engine's image, that of the first container of a pod or a pod template; None if it has none."""
     image: str | None = pod["spec"]["containers"][0].get("image")
     return image
 

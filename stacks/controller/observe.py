@@ -193,11 +193,10 @@ def _units_not_yet_free(deployment: Manifest, units: Sequence[Manifest]) -> list
 
 
 def _find_outdated(api: Api, namespace: str, units: Sequence[Manifest]) -> tuple[set[str], str | None]:
-    """Return the units whose pods have an older template than their objects.
+    """Return (units whose pods have an older template than their objects, None).
 
-    If that is unknown, return an error's text too.
-
-    A unit that is off is outdated until its new template is current: if started earlier, it may get either template.
+    If that is unknown for some units, return an error's text in place of None. A unit that is off is outdated until its
+    new template is current, because it may get either template if it is started earlier.
     """
     unseen = {_name(unit) for unit in units if num_withheld(unit) and _is_off(unit) and not _is_observed(unit)}
     doubtful = {

@@ -24,7 +24,7 @@ class Patience:
 
     @contextmanager
     def spend(self) -> Iterator[float]:
-        """Yield the seconds that a wait may take. What it takes is gone afterwards."""
+        """Yield the seconds that a wait in this context may take. The time that it takes is subtracted from them."""
         begun = time.monotonic()
         try:
             yield self.left_s

@@ -176,7 +176,7 @@ def _own_map(expert_map: Mapping[str, str] | None) -> str | None:
 
 
 def _printable(reason: str | None) -> str | None:
-    """Return a reason without control characters: the text may come from a process."""
+    """Return a reason without control characters, or None: the text may come from a process."""
     return None if reason is None else printable(reason)
 
 

@@ -130,9 +130,9 @@ def _maps_in_service(plan: Plan, api: Api) -> Mapping[str, Mapping[str, str]]:
 
 
 def _refusals(plan: Plan, api: Api) -> tuple[Mapping[str, str], str | None]:
-    """Return (unit -> why a gateway sends it no requests, the error's text if a gateway could not be asked).
+    """Return (unit -> why a gateway sends it no requests, the error's text if a gateway could not be asked, or None).
 
-    Empty for other engines, whose routers refuse no unit.
+    For other engines the result is (empty, None), since their routers refuse no unit.
     """
     found: dict[str, str] = {}
     unasked = None
@@ -189,7 +189,7 @@ def _apply_refusal(unit: LiveUnit, refusal: str | None) -> LiveUnit:
 def _judge(
     live: Manifest, unit: Unit, spares: Sequence[str], found: Sequence[Manifest], down: Set[str]
 ) -> tuple[State, str | None]:
-    """Return (a unit's state, the reason).
+    """Return (a unit's state, the reason or None).
 
     A node that is down takes precedence over all else: a unit needs all of its nodes.
     """

@@ -91,7 +91,7 @@ class WatchedGroup:
     def _has_hung(self, *, hangs: bool = False) -> bool:
         """Return whether a process of the group has hung or been suspended for `HANGS_S`.
 
-        `hangs` says that a process hangs now. `hangs_since` keeps the time at which that began.
+        `hangs` says that a process hangs now. Record in `hangs_since` when that began.
         """
         now = time.monotonic()
         self.hangs_since = (self.hangs_since or now) if hangs or self.group.is_stopped() else None

@@ -79,7 +79,7 @@ class ChunkDialect(Dialect):
         return self._document(self.objects[0], list(map(self.write_choice, choices))) | {"usage": usage}
 
     def write_event(self, delta: Delta, usage: Callable[[], Json]) -> bytes:
-        """Return a chunk for the delta. An empty delta gives no chunk, unless it is a choice's first."""
+        """Return a chunk for the delta. An empty delta gives empty bytes, unless it is a choice's first."""
         is_first = delta.index not in self._started
         if not is_first and not _has_content(delta):
             return b""

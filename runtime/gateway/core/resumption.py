@@ -150,7 +150,7 @@ class ResumableRequest:
         )
 
     def _current_size(self) -> RequestSize:
-        """Return the request's size for the next ranks.
+        """Return the size of the request as the next ranks have to count it.
 
         Tokens generated so far count as prompt, and at least one new token is expected.
         """
