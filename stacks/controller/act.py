@@ -133,7 +133,7 @@ def write_changes(api: Api, deployment: Manifest, changes: Sequence[Mapping[str,
 
 
 def write_next_epoch(api: Api, deployment: Manifest, unit: str, content: str) -> None:
-    """Write the ConfigMap with the document of a unit's next epoch. Raises ProviderError if that fails.
+    """Create or update the ConfigMap with the document of a unit's next epoch. Raises ProviderError if that fails.
 
     The ConfigMap belongs to the deployment's object, and is deleted with it. It has no
     `app.kubernetes.io/instance`, by which Argo CD would take it for its own and prune it.

@@ -26,7 +26,8 @@ def find_other_kv_formats(
 ) -> tuple[set[str], Gateway]:
     """Return (units with a pod whose KV format is not their newest template's, which format the gateway serves).
 
-    Raises ProviderError if the cluster cannot be asked.
+    The gateway serves the `newest` format or still the `former` one. It is `blind` where units exchange KV only with
+    units of their own image. Raises ProviderError if the cluster cannot be asked.
     """
     if "sameImage" in deployment["spec"]:
         images = {_name(each): _image(each["spec"]["leaderWorkerTemplate"]["workerTemplate"]) for each in units}
