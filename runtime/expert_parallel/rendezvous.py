@@ -57,7 +57,7 @@ class Meeting:
         self.store.wait([f"{word}/{peer}" for peer in range(self.size)], timeout)
 
     def stop_listening(self) -> None:
-        """Stop accepting connections.
+        """Stop accepting connections, if this rank does.
 
         The descriptor leads nowhere from now on, and stays open because torch will close it.
         """

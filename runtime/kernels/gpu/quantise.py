@@ -92,7 +92,10 @@ def quantise_groups(
     LARGEST: tl.constexpr,
     MIN_MAGNITUDE: tl.constexpr,
 ):
-    """Quantise some groups of one row. Each slot has `room` rows; rows beyond its count are left alone."""
+    """Quantise GROUPS groups of one row's channels or, if IS_GATED, of silu(gate) x up.
+
+    Each slot has `room` rows. If IS_MASKED, rows beyond the slot's count are left alone.
+    """
     row = tl.program_id(0).to(tl.int64)
     slot, place = row // room, row % room
     if IS_MASKED:  # noqa: SIM102 - decided when it is compiled
