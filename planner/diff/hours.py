@@ -23,6 +23,7 @@ from itertools import pairwise
 from math import fsum
 from typing import TypeVar
 
+from planner.diff.pods import is_same_deployment
 from planner.facts.calendar import WEEKDAYS, entry_of, offset_at, week_around
 from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of, periods
 from planner.facts.quantities import first_of
@@ -141,8 +142,8 @@ def cut_hours(before: Plan, after: Plan, by_former: tuple[Plan, Plan] | None = N
             rates["prefill"] *= (1 - hits * share) / (1 - hits)  # its own cache has the rest
     shifts, found = _clock_shifts(before, after), []
     for day in _list_days(before, after, are_shifted=shifts != (0,)):
-        was_on = [_shifted(partial(running_units, before), day.name, each) for each in shifts]
-        on = running_units(after, day.name)
+        was_on = [_shifted(partial(_running_units, before), day.name, each) for each in shifts]
+        on = _running_units(after, day.name, left_off=units_left_off(before, after))
         asked = [
             _shifted(partial(_demand, plan.spec.traffic, share), day.name, each)
             for plan, moves in ((before, shifts), (after, (0,)))
@@ -192,9 +193,14 @@ def name_days(names: Sequence[str]) -> str:
     return f"{names[0]} to {names[-1]}" if is_run else first_of(names, MAX_NAMES)
 
 
-def running_units(plan: Plan, day: str | None) -> TimesOfDay[Units]:
-    """Return the units that run at each time of `day`: the scheduled ones, or all if there is no controller."""
-    return _scheduled_units(plan, day) if has_controller(plan) else TimesOfDay.always(_all_units(plan))
+def units_left_off(before: Plan, after: Plan) -> Units:
+    """Return the units that may be off when the change takes their controller away, and then stay off.
+
+    No manifest has `replicas`, so whoever applies the new plan turns no unit on that exists.
+    """
+    is_taken = is_same_deployment(before, after) and has_controller(before) and not has_controller(after)
+    steps = before.timetable.all_steps if is_taken and before.timetable else ()
+    return frozenset(unit for step in steps for unit in _all_units(before) - {*step.units})
 
 
 def has_controller(plan: Plan) -> bool:
@@ -326,6 +332,11 @@ def _shifted(times_on: Callable[[str | None], TimesOfDay[Value]], day: str | Non
 def _scheduled_units(plan: Plan, day: str | None) -> TimesOfDay[Units]:
     steps = plan.timetable.steps_on(day) if plan.timetable else ()
     return TimesOfDay.from_pairs(((step.at, frozenset(step.units)) for step in steps), _all_units(plan))
+
+
+def _running_units(plan: Plan, day: str | None, left_off: Units = frozenset()) -> TimesOfDay[Units]:
+    """Return the units that run at each time of `day`: the scheduled ones; without a controller all but `left_off`."""
+    return _scheduled_units(plan, day) if has_controller(plan) else TimesOfDay.always(_all_units(plan) - left_off)
 
 
 def _all_units(plan: Plan) -> Units:

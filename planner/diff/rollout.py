@@ -39,12 +39,14 @@ from itertools import product
 from math import ceil
 
 from planner.diff.change import ENDING_FATES, STARTING_FATES, Rollout, Shortage, Tool, UnitChange, UnitCount, Verdict
-from planner.diff.hours import Hour, describe_times, full_unit_rate, has_controller
+from planner.diff.hours import Hour, describe_times, full_unit_rate, has_controller, units_left_off
 from planner.diff.pods import is_same_deployment
 from planner.diff.serving import PhaseUnits, Turns, least_serving
+from planner.facts import names
 from planner.facts.day import MINUTE_S
 from planner.facts.engines import OURS
 from planner.facts.names import GATEWAY_LAUNCH_FILE
+from planner.facts.quantities import first_of
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from planner.plan.unit_starts import joint_start_s
@@ -154,6 +156,9 @@ def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]
         yield "units wait for a state with room, and all states want as many: set kubernetes.controller.turns: now"
     if before.switches_units and not has_controller(before):
         yield "without kubernetes.controller all units are on all day"
+    if off := units_left_off(before, after):
+        units = first_of([names.short_name(unit.name, before.name) for unit in before.units if unit.name in off], 3)
+        yield f"{units} may be off when the controller goes, and stay so until somebody scales them"
 
 
 def _one_of_each_phase(units: Sequence[UnitChange]) -> list[UnitChange]:
