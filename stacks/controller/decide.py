@@ -17,7 +17,8 @@ do turns, which add one that stands in. A unit starts once its newest template i
 its nodes.
 
 An operator may hold everything as it is, or force another state of the day, each until a given time; demand adds
-nothing meanwhile. If the end of a hold cannot be read, units start and none drains.
+nothing meanwhile. Units that serve once the order is over warm up before that. If the end of a hold cannot be read,
+units start and none drains.
 """
 
 from collections import Counter
@@ -96,7 +97,7 @@ def decide(situation: Situation, now: float) -> Decision:
         reason="; ".join([*orders.unreadable, "held as it is"]),
     )
     if decision.is_held:
-        return decision
+        return replace(decision, scales=tuple(_warm_ups_for_end_of_hold(situation, now)))
     on = required_units(situation, now)
     starts = tuple(_units_to_start(situation, on, {*wanted} - {*planned}))
     may_go = [unit for unit in situation.units if unit.is_on and unit.name not in on] if orders.may_drain else []
@@ -218,6 +219,13 @@ def _units_to_start(situation: Situation, on: set[str], asked: set[str]) -> Iter
     for unit in situation.units:
         if unit.name in on and unit.replicas == 0 and not unit.is_outdated and not find_holders(unit, everybody):
             yield Scale(unit.name, True, "demand asks for it" if unit.name in asked else "its time has come")
+
+
+def _warm_ups_for_end_of_hold(situation: Situation, now: float) -> Iterator[Scale]:
+    """Yield the units to start during a hold: those that have to serve when it ends, as long before as they warm up."""
+    end = situation.orders.hold_until
+    if end is not None and end - now <= situation.timetable.warm_up_s:
+        yield from _units_to_start(situation, {*_planned_units(situation, end, _active_force(situation, end))}, set())
 
 
 def _decide_turns(

@@ -110,7 +110,8 @@ def run_round(follower: Follower, now: float, elapsed_s: float = PERIOD_S) -> st
     for reason, message, is_warning in _find_news(deployment, measurement, decision):
         follower.say(message)
         report_event(follower, deployment, reason, message, now, is_warning=is_warning)
-    maps = _follow_maps(follower, deployment, rules, observation.situation, now)
+    is_held = decision.is_held or not observation.situation.orders.may_drain
+    maps = _follow_maps(follower, deployment, rules, observation.situation, now, is_held=is_held)
     marks, unmarked = _lend_nodes(follower, deployment, observation, now, elapsed_s)
     problems = handle_faulty_nodes(follower, deployment, observation.situation, decision, now, elapsed_s)
     unit_names = remove_departed(follower, deployment, decision.leaving, now)
@@ -155,13 +156,24 @@ def _find_news(deployment: Manifest, measurement: Measurement, decision: Decisio
 
 
 def _follow_maps(
-    follower: Follower, deployment: Manifest, rules: Mapping[Phase, LiveMap], situation: Situation, now: float
+    follower: Follower,
+    deployment: Manifest,
+    rules: Mapping[Phase, LiveMap],
+    situation: Situation,
+    now: float,
+    *,
+    is_held: bool,
 ) -> Sequence[Mapping[str, Any]]:
-    """Let units change their expert maps, if the spec says so. Return the status' `expertMaps`."""
+    """Let units change their expert maps, if the spec says so and nobody holds them.
+
+    Return the status' `expertMaps`.
+    """
     settings = deployment["spec"].get("liveMaps")
     if settings is None or follower.is_dry_run:
         return ()
     written = (deployment.get("status") or {}).get("expertMaps") or []
+    if is_held:
+        return written
     limits = Limits(settings["everySeconds"], settings["minGain"], settings["maxBytes"])
     try:
         pods = unit_pods(follower.api, deployment)

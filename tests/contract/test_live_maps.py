@@ -165,6 +165,18 @@ def test_the_controller_changes_a_map_within_its_limits(cluster, unit):
     assert "ExpertMap" in {reason for reason, _ in cluster.told()}
 
 
+@pytest.mark.parametrize("until", ["2025-11-25T00:00:01Z", "tomorrow"])
+def test_no_map_changes_during_a_hold(cluster, unit, until):
+    """Nor while nobody can read until when to hold. No rank is asked for its loads either."""
+    cluster.objects[names.DEPLOYMENT_KIND, "a"]["spec"]["hold"] = {"until": until}
+    follower = cluster.follower()
+    run_round(follower, MIDNIGHT, 5.0)
+
+    assert follower.maps.live is None
+    del cluster.objects[names.DEPLOYMENT_KIND, "a"]["spec"]["hold"]
+    rounds_until(cluster, lambda: "adopted" in shown(cluster), follower)
+
+
 def test_a_unit_that_starts_again_gets_its_map_back(cluster, unit):
     """A unit that has lost its second map begins with the plan's, and the controller hands it the second one again."""
     cluster.objects[names.DEPLOYMENT_KIND, "a"]["spec"]["liveMaps"]["maxBytes"] = 20_000

@@ -116,6 +116,17 @@ def test_nothing_changes_while_a_person_holds_it():
     assert {each.unit for each in after.scales} == {"p1", "d1"}
 
 
+@pytest.mark.parametrize("force", [None, Force("06:00", MORNING + HOUR)])
+def test_units_of_the_morning_warm_up_before_a_hold_ends(force):
+    """As before any other change of the day, or of a forced state; and nothing drains."""
+    night = situation((READY, OFF, READY, OFF), Orders(hold_until=MORNING, force=force))
+
+    assert not decide(night, MORNING - WARM_UP_S - 1).scales
+    found = decide(night, MORNING - WARM_UP_S)
+    assert found.is_held
+    assert [(each.unit, each.is_on) for each in found.scales] == [("p1", True), ("d1", True)]
+
+
 def test_units_start_and_none_drains_while_nobody_knows_until_when_to_hold():
     """In every state, around each change: the morning has its units, and what the hold was for is not disturbed."""
     unread = Orders(unreadable=("until no time",), may_drain=False)
