@@ -22,6 +22,8 @@ is
     minutes     the longer of the first two, or the third; plus the drain of removed units. With a controller the sum
                 of the first two, since it gives turns only while all other units are ready
 
+`drain` is the old plan's: it is in the pods that end.
+
 If `served` is zero, the verdict is an outage; if it is below `asked`, the service is degraded; else the change rolls.
 
 The new plan's days count like the change itself: an hour without a unit is an outage, and one with too few is degraded,
@@ -83,7 +85,9 @@ def judge_rollouts(
     in_pairs = _changes_in_pairs(before, after)
     steps = tuple(_steps(before, after, changes, hours, in_pairs=in_pairs))
     go_last = _units_that_go_last(before, after, changes)
-    return {tool: _rollout(_Way(_turns_of(tool, after), go_last, in_pairs), steps, after, changes) for tool in TOOLS}
+    return {
+        tool: _rollout(_Way(_turns_of(tool, after), go_last, in_pairs), steps, before, after, changes) for tool in TOOLS
+    }
 
 
 def find_shortages(after: Plan, hours: Sequence[Hour]) -> Iterator[Shortage]:
@@ -119,8 +123,12 @@ def may_take_turns(plan: Plan) -> bool:
     return not has_controller(plan) and plan.kubernetes.unit_kind == "leaderworkerset" and plan.engine == OURS
 
 
-def rollout_s(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool, in_pairs: bool = False) -> int:
-    """Return the seconds, rounded up, until all pods are ready if every unit is on.
+def rollout_s(
+    before: Plan, plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool, in_pairs: bool = False
+) -> int:
+    """Return the seconds, rounded up, until all pods of `plan` are ready if every unit is on.
+
+    Pods that end were started by the plan `before`, so they drain as it says.
 
     `in_turns` says whether units that can change one by one do so; `in_pairs` is as in `_Way`.
     """
@@ -129,13 +137,13 @@ def rollout_s(plan: Plan, changes: Sequence[UnitChange], *, in_turns: bool, in_p
     pair = _one_of_each_phase(together) if in_pairs else []
     rounds = [pair, [each for each in together if each not in pair]]
     start_s, *joint_s = (_start_s(plan, each) for each in (_one_of_each_phase(turns), *rounds))
-    drains_s = [plan.drain_s * any(each.change in ENDING_FATES for each in units) for units in rounds]
+    drains_s = [before.drain_s * any(each.change in ENDING_FATES for each in units) for units in rounds]
     together_s = sum(drains_s) + sum(joint_s)
     most_turns = max(Counter(each.phase for each in turns).values(), default=0)
-    turns_s = most_turns * (plan.drain_s + start_s)
+    turns_s = most_turns * (before.drain_s + start_s)
     is_in_order = has_controller(plan) and any(each.phase in plan.phases for each in together)
     changing_s = together_s + turns_s if is_in_order else max(together_s, turns_s)
-    leave_s = plan.drain_s if any(each.change == "removed" for each in changes) else 0.0
+    leave_s = before.drain_s if any(each.change == "removed" for each in changes) else 0.0
     return ceil(leave_s + changing_s)
 
 
@@ -233,12 +241,12 @@ def _never_has_room(plan: Plan) -> bool:
     return len({step.num_nodes for step in plan.timetable.all_steps}) == 1
 
 
-def _rollout(way: _Way, steps: Sequence[_Step], after: Plan, changes: Sequence[UnitChange]) -> Rollout:
+def _rollout(way: _Way, steps: Sequence[_Step], before: Plan, after: Plan, changes: Sequence[UnitChange]) -> Rollout:
     ends = any(each.change in ENDING_FATES for each in changes)
     verdicts = [_verdict(way, step, ends=ends) for step in steps]
     phases = [phase for phase in steps[0].on if any(step.on[phase] for step in steps)]
     least = {phase: _lowest_capacity(way, phase, steps) for phase in phases}
-    seconds = rollout_s(after, changes, in_turns=way.turns != "none", in_pairs=way.in_pairs)
+    seconds = rollout_s(before, after, changes, in_turns=way.turns != "none", in_pairs=way.in_pairs)
     worst = max(verdicts, key=SEVERITY.index)
     return Rollout(
         verdict=worst,

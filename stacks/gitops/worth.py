@@ -78,7 +78,7 @@ def weigh_maps(before: Plan, plan: Plan, change: Change, most_hours: float) -> W
     new maps are worth it if their gain makes up for the restarts within `most_hours`.
     """
     restarting = [each for each in change.units if each.phase in plan.phases and each.change in ENDING_FATES]
-    minutes = ceil(rollout_s(plan, restarting, in_turns=False) / MINUTE_S)
+    minutes = ceil(rollout_s(plan, plan, restarting, in_turns=False) / MINUTE_S)
     if change.loads is not None and change.loads.figures_before == "before":
         return _unknown("what the present maps make of the new loads is unknown", most_hours)
     kept, new = _rates(before), _rates(plan)

@@ -85,6 +85,18 @@ def test_turns_take_their_time(spec, before):
     assert (ways["git"].minutes, ways["pulumi"].minutes) == (10, 28)
 
 
+@pytest.mark.parametrize("controller", [{}, None])
+def test_pods_that_end_drain_as_their_own_plan_says(controller):
+    """Another drain counts from the next change on: up and down take as long as another image under the old one."""
+    short, long = (_with_kubernetes(base(40)[1], controller=controller, drain=drain) for drain in ("5min", "30min"))
+    for before, after in ((short, long), (long, short)):
+        drained, same = compare_plans(before, after), compare_plans(before, _with_kubernetes(before, image="another:2"))
+
+        assert {tool: way.seconds for tool, way in drained.ways.items()} == {
+            tool: way.seconds for tool, way in same.ways.items()
+        }
+
+
 def test_a_controller_gives_turns_once_new_units_are_ready(spec, before):
     """A new decode unit takes its start before the three turns; without a controller it starts beside them."""
     stages = {"pods": "1min", "join": "1min", "graphs": "165s", "storage": "1000TB/s"}  # 5 min with maps and ready
