@@ -249,14 +249,19 @@ class Candidate:
         return predict_loads(self.spec, self.schedule, self.layouts, self.speed, self.full_rates, day)
 
     @cached_property
-    def peak_loads(self) -> "tuple[PhaseLoad, ...]":
-        """The highest load of each phase on any kind of day; prefill's load is 1 where it just meets the TTFT SLO."""
-        from planner.cost.demand import peak_loads
+    def busy_hours(self) -> "tuple[tuple[PhaseLoad, Prediction | None], ...]":
+        """The stretches of all kinds of day with a load above 100 %, and the prediction of the phase then.
 
-        return peak_loads(self.spec, self.schedule, self.layouts, self.speed, self.full_rates)
+        Prefill's load is 100 % where it just meets the TTFT SLO. The prediction is None if units cannot serve the load.
+        """
+        from planner.cost.demand import busy_stretches
 
-    def predict_at_peak(self, load: "PhaseLoad") -> "Prediction | None":
-        """Predict a phase while it serves all of `load`, one of `peak_loads`; None if it cannot serve it."""
+        found = busy_stretches(self.spec, self.schedule, self.layouts, self.speed, self.full_rates)
+        of_loads = {(each.phase, each.load): each for each in found}
+        predicted = {key: self._predict_at(each) for key, each in of_loads.items()}
+        return tuple((each, predicted[each.phase, each.load]) for each in found)
+
+    def _predict_at(self, load: "PhaseLoad") -> "Prediction | None":
         from planner.estimate.overload import most_requests, predict_at_load
         from planner.estimate.utilisation import relative_utilisation
 

@@ -10,6 +10,7 @@ at the operating point. Demand beyond their maximum rate is refused.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.estimate.performance import PhaseOutlook
 from planner.estimate.utilisation import relative_utilisation
@@ -69,21 +70,26 @@ class PhaseLoad:
         return self.load >= 1 + ROUNDED
 
 
-def peak_loads(
+def busy_stretches(
     spec: Spec,
     schedule: Timetable | None,
     layouts: Sequence[PhaseLayout],
     outlooks: Sequence[PhaseOutlook],
     full_rates: Mapping[Phase, float],
 ) -> tuple[PhaseLoad, ...]:
-    """Return each phase's highest load over all kinds of day.
+    """Return each phase's stretches with a load above 100 %, for all kinds of day.
 
-    If `slo` has a TTFT, prefill has a load of 1 when its prompts wait as long as the TTFT allows.
+    If `slo` has a TTFT, prefill has a load of 100 % when its prompts wait as long as the TTFT allows.
     """
-    entries = (*(spec.traffic.other_days if spec.traffic else ()), *(schedule.other_days if schedule else ()))
-    days = [None, *dict.fromkeys(name for each in entries for name in each.days)]
+    days = [None, *named_days(spec, schedule)]
     found = (predict_loads(spec, schedule, layouts, outlooks, full_rates, day, spec.slo.ttft_ms) for day in days)
-    return tuple(max(loads, key=lambda each: each.load) for loads in zip(*found, strict=True))
+    return tuple(each for loads in found for load in loads for each in load.stretches if each.is_over)
+
+
+def named_days(spec: Spec, schedule: Timetable | None) -> list[str]:
+    """Return the weekdays and dates to which the traffic or the schedule gives a day of their own."""
+    entries = (*(spec.traffic.other_days if spec.traffic else ()), *(schedule.other_days if schedule else ()))
+    return list(dict.fromkeys(name for each in entries for name in each.days))
 
 
 def predict_loads(
@@ -147,19 +153,17 @@ def compute_loads(
             )
             for each, share in zip(stretches, shares, strict=True)
         ]
-        fullest = max(loads, key=lambda one: one.load)
         timed = list(zip(stretches, loads, strict=True))
         beyond = [(each, one.are_all_on) for each, one in timed if one.asked_per_s > one.most_per_s]
-        found.append(
-            replace(
-                fullest,
-                lowest=min(one.load for one in loads),
-                hours_over=sum(each.hours for each, one in timed if one.load > 1),
-                hours_beyond=sum(each.hours for each, _ in beyond),
-                times_beyond=periods((each.start, each.minutes) for each, _ in beyond) or None,
-                all_on_beyond=periods((each.start, each.minutes) for each, all_on in beyond if all_on) or None,
-                day=day,
-                stretches=tuple(loads),
-            )
+        on_this_day = partial(
+            replace,
+            lowest=min(one.load for one in loads),
+            hours_over=sum(each.hours for each, one in timed if one.load > 1),
+            hours_beyond=sum(each.hours for each, _ in beyond),
+            times_beyond=periods((each.start, each.minutes) for each, _ in beyond) or None,
+            all_on_beyond=periods((each.start, each.minutes) for each, all_on in beyond if all_on) or None,
+            day=day,
         )
+        loads = [on_this_day(each) for each in loads]
+        found.append(replace(max(loads, key=lambda one: one.load), stretches=tuple(loads)))
     return tuple(found)

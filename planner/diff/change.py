@@ -223,6 +223,7 @@ class Change(Part):
     nodes: NodeMoves
     schedule: Maybe[StateSides] = None  # None if neither plan has a schedule
     performance: dict[Phase, Sides]
+    former_promises: dict[str, Promise | None]  # latency -> the old plan's promise and prediction
     cost: Sides
     net: Net
     cost_of_other_days: tuple[DayCost, ...]

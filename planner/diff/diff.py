@@ -99,6 +99,7 @@ def compare_plans(
         nodes=_nodes(before, after),
         schedule=_schedule(before, after),
         performance=_compare_performance(before, after),
+        former_promises=before.promises,
         cost=_compare_cost(before, after),
         net=compare_days(before, after),
         cost_of_other_days=tuple(_cost_of_days(before, after, remeasured.plan, hours)),

@@ -68,10 +68,12 @@ SPEEDS = {
     "operating_point.utilisation": "busy time assumed for this TTFT",
     "slo.ttft_ms.promised": "TTFT promised in ms",
     "ttft_promise": "TTFT promise",
+    "ttft_missed_at": "TTFT promise missed under the day's traffic",
     "tpot_ms": "TPOT in ms",
     "operating_point.requests": "requests of a DP rank for this TPOT",
     "slo.tpot_ms.promised": "TPOT promised in ms",
     "tpot_promise": "TPOT promise",
+    "tpot_missed_at": "TPOT promise missed under the day's traffic",
 }
 UNDER_FORMER = (  # what maps make, and figures that conditions of `gitops check` are about
     "tokens_per_s_per_gpu",
@@ -80,13 +82,16 @@ UNDER_FORMER = (  # what maps make, and figures that conditions of `gitops check
     "usd_per_day_if_all_are_on",
     "highest_load_of_most",
     "ttft_promise",
+    "ttft_missed_at",
     "tpot_promise",
+    "tpot_missed_at",
 )
 # figure -> text in its place if a plan has figures, but not this one, because the spec does not ask for it
 ABSENT = {
     "tokens_per_day": "no traffic",
     "highest_load_of_most": "no traffic",
     "answered_share": "no traffic",
+    **dict.fromkeys(("ttft_missed_at", "tpot_missed_at"), "never"),
     "usd_per_million_output_tokens": "no traffic",
     "usd_per_million_input_tokens": "no traffic",
     **dict.fromkeys(("revenue_usd_per_day", "margin"), "no token prices"),

@@ -8,19 +8,21 @@ from typing import Any
 
 from planner.candidate.candidate import Candidate
 from planner.cost.cost import Cost, list_cases, with_cases
+from planner.cost.demand import named_days
 from planner.estimate.coverage import uncovered_experts
 from planner.estimate.gpu_loads import measure_gpu_loads
 from planner.estimate.kv_cache import Disks, KvCache, PromptNodes, kv_cache
 from planner.estimate.performance import PhaseOutlook
+from planner.estimate.throughput.intervals import Estimate
 from planner.estimate.throughput.predict import Prediction
 from planner.expert_map import ExpertMap, Sizes
 from planner.facts.day import DAY_MINUTES
 from planner.facts.quantities import MS_PER_S, US_PER_S
+from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import staging_bytes
-from planner.plan.expected import PolicyChoice
+from planner.plan.expected import ORDINARY, Miss, PolicyChoice
 from planner.plan.sections import Map
-from planner.spec.operating_point import SloSpec
 
 POINTS = {
     "prefill": ("step_tokens", "prompt_tokens", "cache_hit_rate", "cache_read_gbps", "utilisation"),
@@ -35,7 +37,7 @@ def expected_sections(candidate: Candidate) -> dict[str, Any]:
         "expert_maps": {each.sha256: _map_section(candidate, each) for each in candidate.maps.values()},
         "balance": {layout.phase: _balance(candidate, layout) for layout in candidate.layouts},
         "failures": candidate.failures,
-        "performance": {each.phase: _performance(each, candidate.spec.slo) for each in candidate.speed},
+        "performance": {each.phase: _performance(each, candidate) for each in candidate.speed},
         "cost": _cost(candidate),
     } | demand_sections(candidate)
 
@@ -123,7 +125,7 @@ def _prompt_nodes(candidate: Candidate, layout: PhaseLayout) -> PromptNodes:
     return PromptNodes(per_unit * mean_units, per_unit * most, layout.ranks_per_node, per_unit * started)
 
 
-def _performance(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
+def _performance(outlook: PhaseOutlook, candidate: Candidate) -> dict[str, Any]:
     """Return a phase's `performance` section: its figures, or the reason why there are none."""
     found, case = outlook.prediction, outlook.case
     if found is None or case is None:
@@ -149,7 +151,7 @@ def _performance(outlook: PhaseOutlook, slo: SloSpec) -> dict[str, Any]:
         "cache_reads": _cache_reads(found),
         "drafts": _drafts(found),
         "calibration": outlook.correction,
-        "slo": _slo_results(found, slo) or None,
+        "slo": _slo_results(found, candidate) or None,
     }
 
 
@@ -195,9 +197,8 @@ def _drafts(found: Prediction) -> dict[str, Any] | None:
     return takes if found.phase == "prefill" else takes | brings
 
 
-def _slo_results(found: Prediction, slo: SloSpec) -> dict[str, Any]:
-    """Return each SLO that the phase contributes to, and whether it is met at expected, slowest and fastest speed."""
-    parts = {"ttft_ms": found.ttft_seconds, "tpot_ms": found.tpot_seconds}
+def _slo_results(found: Prediction, candidate: Candidate) -> dict[str, Any]:
+    """Return each SLO that the phase contributes to, whether it is met at each speed, and when traffic breaks it."""
     return {
         name: {
             "promised": promised,
@@ -205,7 +206,23 @@ def _slo_results(found: Prediction, slo: SloSpec) -> dict[str, Any]:
             "met": found.meets(each, promised),
             "met_at_slowest": found.meets_at(each, each.high, promised),
             "met_at_fastest": found.meets_at(each, each.low, promised),
+            "misses": _misses(found.phase, name, promised, candidate),
         }
-        for name, each in parts.items()
-        if (promised := getattr(slo, name)) is not None and each is not None
+        for name, each in _mean_latencies(found).items()
+        if (promised := getattr(candidate.spec.slo, name)) is not None and each is not None
     }
+
+
+def _misses(phase: Phase, name: str, promised: float, candidate: Candidate) -> dict[str, tuple[Miss, ...]] | None:
+    """Return kind of day -> the stretches in which traffic makes a phase miss a promise; None without any."""
+    misses: dict[str, list[Miss]] = {day: [] for day in (ORDINARY, *named_days(candidate.spec, candidate.schedule))}
+    for load, served in candidate.busy_hours:
+        mean = None if served is None else _mean_latencies(served)[name]
+        if load.phase == phase and not (served and mean and served.meets(mean, promised)):
+            predicted = None if mean is None else mean.mid * MS_PER_S
+            misses[load.day or ORDINARY].append(Miss(at=load.at, minutes=load.minutes, predicted=predicted))
+    return {day: tuple(each) for day, each in misses.items()} if any(misses.values()) else None
+
+
+def _mean_latencies(found: Prediction) -> dict[str, Estimate | None]:
+    return {"ttft_ms": found.ttft_seconds, "tpot_ms": found.tpot_seconds}

@@ -15,6 +15,8 @@ from planner.facts.part import ClockTime, Digest, Maybe, Part, Rounded
 from planner.facts.terms import Phase
 from planner.search.ranked import PhaseSearch
 
+ORDINARY = "ordinary"  # the kind of day that no entry of the spec names
+
 
 class Moves(Part):
     """The slots that differ from the previous plan's map: their number and their bytes."""
@@ -88,14 +90,32 @@ class EvidenceSummary(Part):
     chance: str  # how likely the real speed is within the range
 
 
+class Miss(Part):
+    """A stretch of a day in which traffic asks for so much that a promise is missed."""
+
+    at: ClockTime
+    minutes: int
+    predicted: Rounded | None  # ms; None if units cannot serve all of the traffic, so that requests wait or are refused
+
+
 class Promise(Part):
-    """An SLO of the spec, the predicted latency, and whether it is met at expected, slowest and fastest speed."""
+    """An SLO of the spec, the predicted latency, and whether it is met at expected, slowest and fastest speed.
+
+    These are for the operating point. `misses` has the hours in which a day's traffic asks for more, for each kind of
+    day: a weekday, a date or `ordinary`.
+    """
 
     promised: float
     predicted: Rounded
     met: bool
     met_at_slowest: bool
     met_at_fastest: bool
+    misses: Maybe[dict[str, tuple[Miss, ...]]] = None
+
+    def misses_on(self, day: str) -> tuple[Miss, ...]:
+        """Return the misses on a weekday or date, which is an ordinary day if none of its own is known."""
+        misses = self.misses or {}
+        return misses.get(day, misses.get(ORDINARY, ()))
 
 
 class Performance(Part):

@@ -16,7 +16,7 @@ from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import PHASES, Phase
 from planner.layout.memory import node_bytes, pod_host_bytes
 from planner.layout.nodes import spares_with
-from planner.plan.expected import Demand, Performance, Promise, StretchDemand
+from planner.plan.expected import ORDINARY, Demand, Performance, Promise, StretchDemand
 from planner.plan.plan import Plan
 from planner.plan.row import Provenance, Row, make_rows
 from planner.plan.sections import Step
@@ -232,6 +232,19 @@ def _promise_fields(each: Performance) -> Iterator[tuple[Any, ...]]:
         is_open = promise.met_at_fastest and not promise.met_at_slowest
         chance = each.evidence.chance if each.evidence and is_open else ""
         yield name.replace("_ms", "_promise"), _verdict(promise), "", "predicted", chance
+        yield name.replace("_ms", "_missed_at"), _say_misses(promise) or None, "", "predicted"
+
+
+def _say_misses(promise: Promise) -> str:
+    """Return when a day's traffic breaks a promise, and how slow the worst of it is; empty if it never does."""
+    said = []
+    for day, misses in (promise.misses or {}).items():
+        if misses:
+            times = periods((minute_of(each.at), each.minutes) for each in misses)
+            known = [each.predicted for each in misses if each.predicted is not None]
+            slow = f"up to {max(known):,.0f} ms" if len(known) == len(misses) else "more than units can serve"
+            said.append(f"{times}{'' if day == ORDINARY else f' on {day}'} ({slow})")
+    return ", ".join(said)
 
 
 def _verdict(promise: Promise) -> str:

@@ -23,17 +23,20 @@ SEE_SIMULATE = " (tidemill simulate shows how long requests wait)"
 
 
 def units_meet_demand(c: Candidate) -> Iterator[Finding]:
-    """Warn of each phase that misses a promised latency or refuses requests at its peak load."""
-    for load in c.peak_loads:
-        if load.is_over:
-            served = c.predict_at_peak(load)
-            yield from (
-                _report_excess(c.resolved, load) if served is None else _report_slow_units(c.resolved, load, served)
-            )
+    """Warn of each phase that refuses requests at its peak load, or misses a promised latency at loads that it serves.
+
+    Each is about its fullest hour. A night with too few units hides no promise that is missed by day.
+    """
+    fullest_first = sorted(c.busy_hours, key=lambda each: each[0].load, reverse=True)
+    for phase in dict.fromkeys(load.phase for load, _ in c.busy_hours):
+        hours = [(load, served) for load, served in fullest_first if load.phase == phase]
+        yield from (_report_excess(c.resolved, load) for load in [load for load, served in hours if served is None][:1])
+        for load, served in [(load, served) for load, served in hours if served is not None][:1]:
+            yield from _report_slow_units(c.resolved, load, served)
 
 
-def _report_excess(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Finding]:
-    """Yield the warning about a peak load above the highest rate of the units that are on."""
+def _report_excess(spec: ResolvedSpec, load: PhaseLoad) -> Finding:
+    """Return the warning about a peak load above the highest rate of the units that are on."""
     units = f"{load.phase} units"
     if load.most_per_s:
         share = f"{load.share_of_most:.0%} of" if load.share_of_most < MANY else f"{load.share_of_most:,.0f} times"
@@ -49,7 +52,7 @@ def _report_excess(spec: ResolvedSpec, load: PhaseLoad) -> Iterator[Finding]:
     asked += over if load.hours_beyond else ""
     broken = " and ".join(_promises(spec, load.phase))
     reason += f", and {broken} {'are' if ' and ' in broken else 'is'} not kept" if broken else ""
-    yield Finding("traffic", None, f"W138 {asked}", reason, _fix(spec, load))
+    return Finding("traffic", None, f"W138 {asked}", reason, _fix(spec, load))
 
 
 def _income_in_words(spec: ResolvedSpec, load: PhaseLoad) -> str:

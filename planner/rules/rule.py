@@ -82,19 +82,13 @@ class Candidate(Protocol):
         """The predicted speed of each phase."""
 
     @property
-    def peak_loads(self) -> "Sequence[PhaseLoad]":
-        """The highest load of each phase on any kind of day."""
+    def busy_hours(self) -> "Sequence[tuple[PhaseLoad, Prediction | None]]":
+        """The stretches with a load above 100 %, and what the units make then; None if they cannot serve the load."""
 
     def predict_with(self, phase: Phase, change: Change) -> "Prediction | None":
         """Return the prediction for `phase` after a `change` of the spec, with the present map.
 
         Return None if the prediction is unknown.
-        """
-
-    def predict_at_peak(self, load: "PhaseLoad") -> "Prediction | None":
-        """Return the prediction of units that serve all of `load`, which is one of `peak_loads`.
-
-        Return None if the units cannot serve it.
         """
 
 

@@ -2,7 +2,8 @@
 
     outage      a phase has no unit that serves, while pods restart or at some hour of the new plan's days
     degraded    a phase serves less than is asked of it; an outage is worse, so it counts too
-    slo         a promised latency is missed at the expected speed
+    slo         a promised latency is missed at the expected speed, or in hours of a day's traffic in which it was kept,
+                or by more than it was missed there
     capacity    less of the day's traffic is answered than before, a phase's peak load rises above its capacity, or
                 units miss demand at an hour of any day that they did not miss before, or longer requests are refused
     cost+10%    a day, ordinary or not, costs over 10 % more than before
@@ -20,16 +21,18 @@ outage, and no capacity and no cost to compare with.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from planner.diff.change import Change, DayCost, Sides, Verdict, Yardsticks
 from planner.diff.clients import LONGEST_REQUEST
 from planner.diff.hours import LEAST_SHARE, name_days
 from planner.diff.rollout import SEVERITY
 from planner.diff.wording import describe_shortage, verdicts
+from planner.facts.day import DAY_MINUTES, minute_of, periods
 from planner.facts.part import Part
 from planner.facts.quantities import counted, first_of
 from planner.facts.terms import Phase
-from planner.plan.expected import Promise
+from planner.plan.expected import ORDINARY, Miss, Promise
 from planner.plan.plan import Plan
 from planner.plan.row import Row
 from planner.problems.errors import CallError
@@ -154,9 +157,34 @@ def _explain_promise(name: str, promise: Promise | None, evidence: Evidence, mea
     if promise is None:
         why = f" ({evidence.not_predicted})" if evidence.not_predicted else ""
         return f"slo.{name} cannot be predicted{why}: take it out of the spec, or slo out of --fail-on"
-    if promise.met:
-        return ""
-    return f"slo.{name} of {promise.promised:g} is missed{measured}: {promise.predicted:,.4g} ms are expected"
+    if not promise.met:
+        return f"slo.{name} of {promise.promised:g} is missed{measured}: {promise.predicted:,.4g} ms are expected"
+    former = evidence.change.former_promises.get(name) if evidence.change else None
+    return "; ".join(_explain_worse_hours(name, promise, former, measured))
+
+
+def _explain_worse_hours(name: str, promise: Promise, former: Promise | None, measured: str) -> Iterator[str]:
+    """Yield a reason for each kind of day with hours in which traffic breaks the promise more than before."""
+    days = [day for each in (promise, former) if each for day in each.misses or ()]
+    for day in dict.fromkeys([ORDINARY, *days]):
+        after, was = (_slowest_by_minute(each.misses_on(day)) if each else {} for each in (promise, former))
+        worse = {at: slowest for at, slowest in after.items() if slowest > was.get(at, 0.0) * (1 + LEAST_SHARE)}
+        if worse:
+            slowest = max(worse.values())
+            times = periods((at, 1) for at in worse)
+            found = f"{slowest:,.4g} ms are expected" if slowest < inf else "units cannot serve all of the traffic"
+            on = "" if day == ORDINARY else f" on {day}"
+            more = "more than before " if all(at in was for at in worse) else ""
+            yield f"slo.{name} of {promise.promised:g} is missed {more}at {times}{on}{measured}: {found}"
+
+
+def _slowest_by_minute(misses: Sequence[Miss]) -> dict[int, float]:
+    """Return minute of the day -> predicted latency in ms; infinite where units cannot serve all of the traffic."""
+    return {
+        (minute_of(each.at) + minute) % DAY_MINUTES: inf if each.predicted is None else each.predicted
+        for each in misses
+        for minute in range(each.minutes)
+    }
 
 
 def _former_yardsticks(evidence: Evidence) -> Yardsticks | None:

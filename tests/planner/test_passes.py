@@ -27,7 +27,7 @@ NO_PASSES = {
     "reset_spent_options": "removes what has been decided from a document",
     "kv_dtype_of": "reads the spec",
     "predict_loads": "divides demand by speed",
-    "peak_loads": "likewise, for each kind of day",
+    "busy_stretches": "likewise, for each kind of day",
     "predict_at_load": "predicts a phase again, with fuller units",
     "most_requests": "reads memory",
     "relative_utilisation": "reads a prediction",

@@ -7,7 +7,7 @@ import pytest
 
 from planner.compiler import run_passes
 from planner.cost.demand import PhaseLoad
-from planner.facts.day import periods
+from planner.facts.day import minute_of, periods
 from planner.report.text import plan_text
 from planner.rules.check import change_spec, check_spec
 from planner.rules.overload import units_meet_demand
@@ -20,9 +20,9 @@ POINT = {"requests": 10, "kv_tokens": 5500, "prompt_tokens": 5000}
 NO_HITS = {"operating_point.prefill.cache_hit_rate": None}
 
 
-def overloads(spec, peak_loads):
+def overloads(spec, loads):
     """What is found of loads where units take no more requests than their operating point says."""
-    asked = SimpleNamespace(resolved=spec, peak_loads=peak_loads, predict_at_peak=lambda _: None)
+    asked = SimpleNamespace(resolved=spec, busy_hours=[(each, None) for each in loads if each.is_over])
     return list(units_meet_demand(asked))
 
 
@@ -128,7 +128,7 @@ def test_a_day_that_asks_for_nothing_is_planned():
     plan = run_passes(change_spec(check_spec(SPECS / "h800-one-pair.yaml"), {"traffic": traffic} | NO_HITS))
 
     assert [each.load for each in plan.demand_on("sunday")] == [0, 0]
-    assert {each.day for each in plan.peak_loads} == {None}
+    assert {load.day for load, _ in plan.busy_hours} <= {None}
     assert PhaseLoad("decode", "00:00", 0.0, 0.0, 0.0, 0.0).load == 0, "with all units off, too"
 
 
@@ -222,3 +222,39 @@ def test_the_day_that_asks_for_most_is_named(tmp_path):
 def test_periods_join_stretches_that_meet(stretches, expected):
     """Over midnight, too."""
     assert periods(stretches) == expected
+
+
+BUSY_DAY = """\
+version: 1
+name: busy
+model: {catalog: deepseek-r1}
+cluster: {gpu: h20, nodes: 14, gpus_per_node: 8, rack_size: 4}
+prefill: {ep_size: 16, redundant_experts: 16, overlap: none, precision: fp8}
+decode: {ep_size: 32, redundant_experts: 32, overlap: none, precision: fp8}
+schedule: {windows: [{at: "06:00", prefill_units: 3, decode_units: 2}]}
+traffic: {input_tokens: 5000000000, output_tokens: 2000000000, requests: 4000000,
+          profile: [3, 2, 2, 2, 2, 3, 4, 5, 7, 9, 10, 10, 10, 10, 10, 10, 9, 9, 8, 8, 7, 6, 5, 4]}
+slo: {ttft_ms: 3000}
+"""
+
+
+def test_a_night_with_too_few_units_hides_no_promise_that_is_missed_by_day(tmp_path):
+    """Both have a warning, and the plan has the hours of both; the operating point keeps the promise."""
+    path = tmp_path / "busy.yaml"
+    path.write_text(BUSY_DAY)
+    spec = check_spec(path)
+    night = {"at": "22:00", "prefill_units": 1, "decode_units": 1}
+    nights = change_spec(spec, {"schedule.windows": [spec.document.data["schedule"]["windows"][0], night]})
+    plans = [run_passes(each).plan for each in (spec, nights)]
+    warned = [[each.id for each in plan.warnings if each.path in ("slo.ttft_ms", "traffic")] for plan in plans]
+    promises = [plan.promises["ttft_ms"] for plan in plans]
+    times = [
+        periods((minute_of(each.at), each.minutes) for each in promise.misses_on("monday")) for promise in promises
+    ]
+
+    assert warned == [["W115"], ["W138", "W115"]]
+    assert [each.met for each in promises] == [True, True]
+    assert times[0] in times[1]
+    assert max(each.predicted for each in promises[0].misses_on("monday")) == pytest.approx(
+        float(re.search(r"predicted at ([\d,.]+) ms", str(plans[0].warnings)).group(1).replace(",", "")), abs=0.1
+    )

@@ -6,7 +6,7 @@ from planner.compiler import compile_plan, run_passes
 from planner.diff.change import Sides, SpecField, Yardsticks
 from planner.diff.diff import compare_plans
 from planner.diff.yardsticks import measure_by_former
-from planner.plan.expected import Promise
+from planner.plan.expected import Miss, Promise
 from planner.plan.row import Row
 from planner.problems.errors import CallError
 from planner.rules.check import change_spec, check_spec
@@ -345,3 +345,52 @@ def test_a_promise_that_is_kept_does_not_hide_that_nobody_knows_the_former_ones(
     (found,) = _objections("slo", other, {"tpot_ms": _promise(40)})
 
     assert found.reason.startswith("nobody knows what the former slo.tpot_ms would say (it is finished)")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ([], [("09:00", 60, 60.0)], "slo.tpot_ms of 50 is missed at 09:00-10:00: 60 ms are expected"),
+        ([("09:00", 60, 60.0)], [("09:00", 60, 60.0)], None),
+        (
+            [("09:00", 60, 60.0)],
+            [("08:30", 90, 60.0)],
+            "slo.tpot_ms of 50 is missed at 08:30-09:00: 60 ms are expected",
+        ),
+        (
+            [("09:00", 60, 60.0)],
+            [("09:00", 60, 61.0)],
+            "slo.tpot_ms of 50 is missed more than before at 09:00-10:00: 61 ms are expected",
+        ),
+        (
+            [("09:00", 60, 60.0)],
+            [("09:00", 60, None)],
+            "slo.tpot_ms of 50 is missed more than before at 09:00-10:00: units cannot serve all of the traffic",
+        ),
+        ([("09:00", 60, None)], [("09:00", 30, 60.0)], None),
+    ],
+)
+def test_a_promise_may_not_be_missed_in_more_hours_or_by_more(before, after, reason, change):
+    """Though it is kept at the operating point; what was missed before stops no change that leaves it so."""
+    old, new = (
+        _promise(40).model_copy(
+            update={"misses": {"ordinary": tuple(Miss(at=a, minutes=m, predicted=p) for a, m, p in misses)}}
+        )
+        for misses in (before, after)
+    )
+    changed = change.model_copy(update={"former_promises": {"tpot_ms": old}})
+
+    assert [each.reason for each in _objections("slo", changed, {"tpot_ms": new})] == ([reason] if reason else [])
+
+
+def test_a_day_of_its_own_is_compared_with_what_it_was(change):
+    """A date that had no entry before was an ordinary day."""
+    missed = (Miss(at="09:00", minutes=60, predicted=60.0),)
+    kept, ordinary, date = (
+        _promise(40).model_copy(update={"misses": misses})
+        for misses in (None, {"ordinary": missed}, {"ordinary": (), "2026-01-04": missed})
+    )
+    changes = [change.model_copy(update={"former_promises": {"tpot_ms": old}}) for old in (kept, ordinary)]
+    reasons = [[found.reason for found in _objections("slo", each, {"tpot_ms": date})] for each in changes]
+
+    assert reasons == [["slo.tpot_ms of 50 is missed at 09:00-10:00 on 2026-01-04: 60 ms are expected"], []]
