@@ -68,8 +68,6 @@ def _compare_workload(
         change: Fate = "new" if old is None else "removed"
         return UnitChange(name=name, phase=phase, change=change, why=(), values={}, in_turn=False)
     causes = _causes(name, old, new, before, after) | dict.fromkeys(added)
-    if not causes and phase != "controller" and before.kubernetes.tls != after.kubernetes.tls:
-        causes = {"certificates": None}  # those of another issuer are as good as none
     why = tuple(causes)
     is_moved = before.nodes_by_unit.get(name) != after.nodes_by_unit.get(name)
     return UnitChange(
@@ -91,8 +89,8 @@ def _phase(name: str, plan: Plan) -> Workload:
 def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan, *, has_same_image: bool) -> bool:
     """Return whether a workload changes in turn, while others serve, as the controller or else the provider decides.
 
-    Turns need the same KV format and certificates before and after: otherwise old and new pods do not
-    talk to each other. The provider's turns need the same nodes as well
+    Both need the same KV format before and after: otherwise old and new pods do not talk to each other. The provider's
+    turns need the same certificates and nodes as well
     (`stacks/provider/rollout.py`). The controller waits with a turn until the unit's new nodes are free, but units that
     wait for each other's nodes change together. Units of another engine whose image changes do not change in turn,
     because its router might join old and new ones.
@@ -103,11 +101,11 @@ def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan, *, 
     )
     if not is_same_deployment(before, after) or old.kind != new.kind or old_kv != new_kv or new_kv[0] is None:
         return False
-    if before.kubernetes.tls != after.kubernetes.tls:
-        return False
     if after.kubernetes.controller and new.kind == "LeaderWorkerSet":
         is_foreign = after.engine != OURS and len(after.phases) > 1 and not has_same_image
         return not is_foreign and not _waits_for_itself(name, before, after)
+    if before.kubernetes.tls != after.kubernetes.tls:
+        return False
     affinities = [each.template["spec"].get("affinity") for each in (old, new)]
     return bool(old.group == new.group and affinities[0] == affinities[1])
 

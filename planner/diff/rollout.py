@@ -12,6 +12,10 @@ of how many units of a phase serve at least, and
 
     asked  = the hour's tokens / a unit's maximum rate, at most the units that are on
 
+With `kubernetes.tls` on one side alone, the gateway has changed long before the units, so nothing serves until the
+first new unit of each phase does; turns are given all the same. Another issuer ends no pod: pods read new certificates,
+and until all have, they do not trust each other.
+
 With another KV format new units cannot serve together with old ones. With a controller, the first new unit of each
 phase brings the new gateway, and then all other units change. Without a controller all units change at once. The time
 is
@@ -58,6 +62,7 @@ from planner.spec.schedule import StartSpec
 TOOLS: tuple[Tool, ...] = ("git", "pulumi")
 SEVERITY: tuple[Verdict, ...] = ("no_restart", "rolling", "degraded", "outage")
 ROUNDING = 1e-9
+CERTIFICATES_S = 120  # assumed: a kubelet brings a changed Secret within its minute, and pods read it every half minute
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class _Way:
     turns: Turns
     go_last: Collection[str]  # units that leave the plan, once all others have changed
     in_pairs: bool  # whether first one unit of each phase changes, with the gateway: KV formats differ
+    cuts_off: bool  # whether the gateway and units do not talk to each other for a while: certificates differ
 
 
 @dataclass(frozen=True)
@@ -85,9 +91,9 @@ def judge_rollouts(
     in_pairs = _changes_in_pairs(before, after)
     steps = tuple(_steps(before, after, changes, hours, in_pairs=in_pairs))
     go_last = _units_that_go_last(before, after, changes)
-    return {
-        tool: _rollout(_Way(_turns_of(tool, after), go_last, in_pairs), steps, before, after, changes) for tool in TOOLS
-    }
+    cuts_off = before.kubernetes.tls != after.kubernetes.tls
+    ways = {tool: _Way(_turns_of(tool, after), go_last, in_pairs, cuts_off) for tool in TOOLS}
+    return {tool: _rollout(way, steps, before, after, changes) for tool, way in ways.items()}
 
 
 def find_shortages(after: Plan, hours: Sequence[Hour]) -> Iterator[Shortage]:
@@ -151,6 +157,8 @@ def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]
     """Yield the assumptions behind the verdict and the minutes, on things that no spec states."""
     if not is_same_deployment(before, after):
         yield "the first deployment ends when the change is applied; if its folder stays, both run and need nodes"
+    if before.kubernetes.tls and after.kubernetes.tls and before.kubernetes.tls != after.kubernetes.tls:
+        yield "running pods read the other issuer's certificates within 2 min, at different times; until then none talk"
     if not any(each.change in (*ENDING_FATES, "new") for each in changes):
         return
     if start_stages(after.spec) == StartSpec():
@@ -242,11 +250,12 @@ def _never_has_room(plan: Plan) -> bool:
 
 
 def _rollout(way: _Way, steps: Sequence[_Step], before: Plan, after: Plan, changes: Sequence[UnitChange]) -> Rollout:
-    ends = any(each.change in ENDING_FATES for each in changes)
+    ends = way.cuts_off or any(each.change in ENDING_FATES for each in changes)
     verdicts = [_verdict(way, step, ends=ends) for step in steps]
     phases = [phase for phase in steps[0].on if any(step.on[phase] for step in steps)]
     least = {phase: _lowest_capacity(way, phase, steps) for phase in phases}
     seconds = rollout_s(before, after, changes, in_turns=way.turns != "none", in_pairs=way.in_pairs)
+    seconds = max(seconds, CERTIFICATES_S) if way.cuts_off else seconds
     worst = max(verdicts, key=SEVERITY.index)
     return Rollout(
         verdict=worst,
@@ -268,7 +277,7 @@ def _turns_of(tool: Tool, plan: Plan) -> Turns:
 
 
 def _verdict(way: _Way, step: _Step, *, ends: bool) -> Verdict:
-    """Return the verdict on an hour. `ends` says whether the change ends pods."""
+    """Return the verdict on an hour. `ends` says whether the change ends pods, or connections between all of them."""
     worse = [load for load in step.hour.loads.values() if load.is_worse]
     serving = {phase: _min_serving(way, step, phase) for phase in step.on}
     if any(not load.after for load in worse) or (
@@ -283,6 +292,8 @@ def _verdict(way: _Way, step: _Step, *, ends: bool) -> Verdict:
 def _min_serving(way: _Way, step: _Step, phase: Phase) -> int:
     """Return how many of a phase's units serve at the least during the change, if it falls into the step's hour."""
     units = step.on[phase]
+    if way.cuts_off:
+        return 0
     counts = PhaseUnits(
         on=len(units),
         kept=sum(each.change == "kept" for each in units),

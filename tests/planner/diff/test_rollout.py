@@ -295,3 +295,20 @@ def test_remaining_units_are_compared_with_the_traffic(share, verdict, spec, bef
     ways = compare_plans(plan, compile_plan(change_spec(busy, IMAGE), plan)).ways
 
     assert (ways["git"].verdict, ways["pulumi"].verdict) == ("outage", verdict)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "turns"),
+    [({"issuer": "ca"}, {"issuer": "other"}, 0), (None, {"issuer": "ca"}, 3), ({"issuer": "ca"}, None, 3)],
+)
+def test_other_certificates_serve_nobody_for_a_while(before, after, turns):
+    """Another issuer's are read within two minutes; with TLS on one side alone three units need three turns."""
+    fields = {"kubernetes.controller": {}, "prefill.units": None, "decode.units": None, "cluster.nodes": 40}
+    windows = [{"at": "00:00", "prefill_units": 3, "decode_units": 2}]
+    spec = change_spec(base(40)[0], fields | {"schedule.windows": windows})
+    old, new = (compile_plan(change_spec(spec, {"kubernetes.tls": tls})) for tls in (before, after))
+    change = compare_plans(old, new)
+    other = compare_plans(old, compile_plan(change_spec(spec, {"kubernetes.tls": before, "kubernetes.image": "b:2"})))
+
+    assert (change.verdict, set(change.least_capacity.values())) == ("outage", {0.0})
+    assert change.minutes == (other.minutes if turns else 2)
