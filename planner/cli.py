@@ -11,7 +11,7 @@ others do not wait for it.
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -41,14 +41,16 @@ from planner.facts.digest import pretty_json
 from planner.facts.quantities import first_of
 from planner.guide.cli import add_explain, add_init, add_schema
 from planner.plan.fit import Fit, check_fit
-from planner.plan.user_input import read_spec
+from planner.plan.user_input import named_files, read_spec
 from planner.problems.errors import CallError, InfeasibleError, SpecError, TidemillError
 
 if TYPE_CHECKING:
     from planner.compiler import Compiled
     from planner.diff.change import Change
     from planner.facts.map_files import Engine
+    from planner.facts.terms import Phase
     from planner.plan.plan import Plan
+    from planner.spec.resolved import ResolvedSpec
 
 # ids of the sections of a plan's page that have figures; the page itself takes half a second to import
 CHARTS = ("nodes", "day", "published", "speed", "cost", "memory", "experts", "stages", "kv")
@@ -233,7 +235,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     calibration = read_calibration(arguments.calibration) if arguments.calibration else None
     spec = read_spec(arguments.spec, arguments.overlays)
     if arguments.output:
-        require_output(arguments.output, arguments, _files_of(arguments.spec, spec.inputs))
+        _require_plan_outputs(arguments, spec, previous)
     with show_progress(f"planning {arguments.spec}"):
         found = run_passes(spec, previous, calibration)
         plan = found.plan
@@ -252,6 +254,15 @@ def _plan(arguments: argparse.Namespace) -> None:
             _print_change(change)
         if arguments.explain:
             print(f"\n{explain_layers(found.speed)}")
+
+
+def _require_plan_outputs(arguments: argparse.Namespace, spec: "ResolvedSpec", previous: "Plan | None") -> None:
+    """Require that -o, and each map of --export, may be written and is no input."""
+    given = [(arguments.previous, previous)] if previous else []
+    files = named_files((arguments.spec, spec), *given)
+    maps = [_map_file(arguments.output, phase, arguments.export) for phase in spec.phases if arguments.export]
+    for path in (arguments.output, *maps):
+        require_output(path, arguments, files)
 
 
 def _read_previous(path: Path) -> "Plan":
@@ -293,9 +304,16 @@ def _report(arguments: argparse.Namespace) -> None:
     require_pictures(picture, arguments.chart)
     if arguments.output:
         require_output(arguments.output, arguments)
+    files = list[Path]()
+
+    def check_files(named: Sequence[Path]) -> None:
+        files.extend(named)
+        if arguments.output:
+            require_output(arguments.output, arguments, files)
+
     given = (arguments.given, arguments.previous)
     with show_progress(f"planning {arguments.given}"), refuse_contradictions(*given):
-        pair, plan = read_to_show(arguments.given, arguments.previous, arguments.overlays)
+        pair, plan = read_to_show(arguments.given, arguments.previous, arguments.overlays, check_files)
         before = pair.judged if pair else None
         if picture:
             content: str | bytes = draw_picture(plan, before, picture, arguments.chart)
@@ -305,17 +323,12 @@ def _report(arguments: argparse.Namespace) -> None:
             content = plan_page(plan, before, effects)
     stem = "-".join(filter(None, (plan.name, arguments.chart)))
     output = arguments.output or Path(f"{stem}.{picture or 'html'}")
-    require_output(output, arguments, _files_of(arguments.given, plan.inputs))
+    require_output(output, arguments, files)
     write_result(output, content)
     if arguments.format == "json":
         print_json({"plan_digest": plan.digest, "file": str(output)})
     else:
         print_line(f"{output}: {'a picture' if picture else 'the page'} of plan {plan.name}, {plan.digest}")
-
-
-def _files_of(given: Path, inputs: Iterable[str]) -> list[Path]:
-    """Return the files that the spec or plan at `given` names, which stand beside it."""
-    return [given.parent / name for name in inputs]
 
 
 def _diff(arguments: argparse.Namespace) -> None:
@@ -334,13 +347,19 @@ def _diff(arguments: argparse.Namespace) -> None:
 
 def _export_maps(plan: "Plan", engine: "Engine", output: Path) -> None:
     """Write each phase's expert map to a file beside `output`: `plan.decode.sglang.json` beside `plan.json`."""
-    from planner.facts.map_files import FILE_TYPES, export_map
+    from planner.facts.map_files import export_map
 
     for phase, sha256 in plan.map_digests.items():
-        path = output.with_name(f"{output.stem}.{phase}.{engine}.{FILE_TYPES[engine]}")
+        path = _map_file(output, phase, engine)
         rows = plan.expert_maps[sha256].physical_to_logical
         write_result(path, export_map(engine, rows, plan.phases[phase].ep_size, plan.model.num_dense_layers))
         say(f"{path}: the expert map of {phase} for {engine}")
+
+
+def _map_file(output: Path, phase: "Phase", engine: "Engine") -> Path:
+    from planner.facts.map_files import FILE_TYPES
+
+    return output.with_name(f"{output.stem}.{phase}.{engine}.{FILE_TYPES[engine]}")
 
 
 def _render(arguments: argparse.Namespace) -> None:

@@ -113,10 +113,15 @@ def require_output(path: Path, arguments: argparse.Namespace, read: Iterable[Pat
     """
     named = chain.from_iterable(each if isinstance(each, list) else [each] for each in vars(arguments).values())
     for other in (*named, *read):
-        if isinstance(other, Path) and other is not path and other.exists() and path.exists() and path.samefile(other):
+        if isinstance(other, Path) and other is not path and _is_same_file(path, other):
             rule, reason = "S904 must be another file", f"the call reads {other}, which would be overwritten"
             raise CallError([Finding("", None, rule, reason, "choose another").at(str(path))])
     require_writable(path)
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    """Return whether both paths lead to one file. Neither is opened: the other end of a pipe would notice."""
+    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
 
 
 def require_writable(path: Path) -> None:

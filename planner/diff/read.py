@@ -4,7 +4,7 @@ A plan is used unchanged. A spec is planned first: OLD as if nothing ran, NEW ne
 does it. The change says so, because what really runs may be on other nodes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from planner.diff.pair import Pair
 from planner.manifests.folder import altered_files
 from planner.plan.load import PLAN_AGAIN
 from planner.plan.plan import Plan
-from planner.plan.user_input import read_input, refuse_option
+from planner.plan.user_input import named_files, read_input, refuse_option
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.spec.resolved import ResolvedSpec
@@ -24,14 +24,19 @@ OLD_IS_PLANNED = "OLD is a spec, planned as if nothing ran: give the plan that r
 SPEC_SUFFIXES = (".yaml", ".yml")
 NEW_IS_PLANNED = "the new spec is planned so that it keeps the old plan's nodes and experts where it can"
 
+CheckFiles = Callable[[Sequence[Path]], None]
 
-def read_pair(old: Path, new: Path, overlays: Sequence[Path] = ()) -> Pair:
+
+def read_pair(old: Path, new: Path, overlays: Sequence[Path] = (), check_files: CheckFiles | None = None) -> Pair:
     """Return both plans. Each spec is read with the `overlays` merged into it.
 
+    `check_files` is called with the files that both name, before anything is planned.
     Raises SpecError, CallError or InfeasibleError; CallError also for a spec compared with itself.
     """
     notes, loads = [], None
     before, given = read_input(old, overlays), read_input(new, overlays)
+    if check_files is not None:
+        check_files(named_files((old, before), (new, given)))
     if isinstance(before, ResolvedSpec) and old.exists() and new.exists() and old.samefile(new):
         raise _same_spec(old)
     if overlays and isinstance(before, Plan) and isinstance(given, Plan):
@@ -71,15 +76,19 @@ def refuse_contradictions(*given: Path | None) -> Iterator[None]:
         raise CallError([Finding("", None, rule, reason, PLAN_AGAIN).at(str(path)) for path in files]) from None
 
 
-def read_to_show(path: Path, previous: Path | None, overlays: Sequence[Path] = ()) -> tuple[Pair | None, Plan]:
+def read_to_show(
+    path: Path, previous: Path | None, overlays: Sequence[Path], check_files: CheckFiles
+) -> tuple[Pair | None, Plan]:
     """Return the pair with the `previous` plan, or None, and the plan at `path` with its figures.
 
+    `check_files` is called with the files that both name, before anything is planned.
     Raises SpecError, CallError or InfeasibleError. A rendered folder at `path` is refused, because it keeps no figures.
     """
     if previous is not None:
-        pair = read_pair(previous, path, overlays)
+        pair = read_pair(previous, path, overlays, check_files)
         return pair, _require_figures(pair.after, path)
     given = read_input(path, overlays)
+    check_files(named_files((path, given)))
     if isinstance(given, ResolvedSpec):
         return None, run_passes(given).plan
     if overlays:

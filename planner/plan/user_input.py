@@ -51,6 +51,21 @@ def read_spec(path: Path, overlays: Sequence[Path] = ()) -> ResolvedSpec:
     raise _no_spec(path)
 
 
+def named_files(*given: tuple[Path, "ResolvedSpec | Plan"]) -> list[Path]:
+    """Return the files that specs and plans name, each given with the path from which it was read.
+
+    Each file may be beside any of them: a change reads the former plan's loads from beside the new spec. A plan that
+    was sealed again may lack an input that its spec names.
+    """
+    names = set[str]()
+    for _, each in given:
+        spec = each.written if isinstance(each, ResolvedSpec) else each.spec
+        config = None if isinstance(spec.model, str) else spec.model.config
+        trace = spec.traffic and spec.traffic.trace
+        names |= {*each.inputs, *filter(None, (config, spec.expert_load.file, trace))}
+    return [path.parent / name for path, _ in given for name in sorted(names)]
+
+
 def refuse_option(option: str, value: Path, path: Path) -> CallError:
     """Return the error for `option`, which needs a spec, when the file at `path` is a plan."""
     rule, reason = "S911 needs a spec, not a plan", f"{path} is a finished plan and is not planned again"

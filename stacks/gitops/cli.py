@@ -7,6 +7,7 @@ from typing import Any
 from planner.command.options import add_command, add_format, add_spec
 from planner.command.printed import print_json, print_line, require_output, say, show_progress, write_result
 from planner.facts.digest import pretty_json
+from planner.plan.user_input import named_files
 from planner.problems.errors import InfeasibleError
 
 __all__ = ["add_gitops"]
@@ -200,6 +201,8 @@ def _check(arguments: argparse.Namespace) -> int:
     with show_progress(f"checking {arguments.spec}"):
         plan, report = check_change(call)
     if arguments.output:
+        places = [arguments.spec, *([arguments.base / arguments.spec] if arguments.base else [])]
+        require_output(arguments.output, arguments, named_files(*((each, plan) for each in places)))
         write_result(arguments.output, pretty_json(plan.as_json()))
     if arguments.format == "json":
         print_json(report.model_dump(mode="json"))

@@ -9,6 +9,7 @@ from planner.command.printed import require_output
 from planner.compiler import Compiled
 from planner.facts.calendar import is_day
 from planner.facts.trace import TraceRequest
+from planner.plan.user_input import named_files
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.problems.fix import for_example
@@ -138,7 +139,7 @@ def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
     if arguments.plot:
         require_plot(arguments.plot)
     for path in filter(None, (arguments.plot, arguments.report)):
-        require_output(path, arguments, [arguments.spec.parent / name for name in spec.inputs])
+        require_output(path, arguments, named_files((arguments.spec, spec)))
     wrong: list[Finding] = []
     variants = read_variants(arguments.variants, wrong)
     failures = _read_option(read_failures, arguments.fail, wrong) or ()

@@ -192,6 +192,40 @@ def test_no_result_replaces_what_the_call_reads_or_follows_a_link(
     assert (status, {path.name: path.read_bytes() for path in folder.iterdir() if path.exists()}) == (2, before)
 
 
+def test_no_result_replaces_what_the_earlier_plan_names(
+    spec_file, spec_text, spec_folder, tmp_path, monkeypatch, capsys
+):
+    """-o with the loads of OLD, by an absolute path or beside NEW, exits with 2; OLD's pipe is not opened."""
+    (loads := tmp_path / "mine.json").write_bytes((spec_folder / "loads.json").read_bytes())
+    seeded, old = "  alpha: 1.01\n  seed: 0\n", str(tmp_path / "old.json")
+    assert main(["plan", str(spec_file(spec_text.replace(seeded, f"  file: {loads}\n"), "old.yaml")), "-o", old]) == 0
+    new, before = str(spec_file(spec_text, "new.yaml")), loads.read_bytes()
+    capsys.readouterr()
+    for command in (["report", new], ["report", old], ["plan", new]):
+        assert main([*command, "--previous", old, "-o", str(loads)]) == 2
+        assert "[S904]" in capsys.readouterr().err
+
+    assert loads.read_bytes() == before
+    loads.unlink()
+    os.mkfifo(loads)
+    monkeypatch.setattr("planner.spec.named.read_loads", lambda *_: pytest.fail("it was opened"))
+    assert main(["report", new, "--previous", old, "-o", str(loads)]) == 2
+    assert loads.is_fifo()
+
+
+def test_no_exported_map_replaces_what_the_call_reads(spec_file, spec_text, spec_folder, tmp_path, capsys):
+    """The name of a map of --export may be that of the loads."""
+    (loads := tmp_path / "plan.decode.sglang.json").write_bytes((spec_folder / "loads.json").read_bytes())
+    spec = str(spec_file(spec_text.replace("  alpha: 1.01\n  seed: 0\n", f"  file: {loads}\n")))
+    status = main(["plan", spec, "-o", str(tmp_path / "plan.json"), "--export", "sglang"])
+
+    assert (status, "[S904]" in capsys.readouterr().err, loads.read_bytes()) == (
+        2,
+        True,
+        (spec_folder / "loads.json").read_bytes(),
+    )
+
+
 def test_schema_is_json_schema(capsys):
     """It is right by the draft that it names, and the specs that ship are right by it."""
     assert main(["schema"]) == 0
