@@ -16,7 +16,7 @@ from planner.schedule.stretches import TimesOfDay
 
 
 def as_run(plan: Plan) -> Plan:
-    """Return `plan` if its schedule is carried out, else a copy with all units on all day: its load and its cost."""
+    """Return `plan` if its schedule is carried out; else a copy with load and cost of all units on all day."""
     if not plan.switches_units or plan.kubernetes.controller:
         return plan
     always_on = plan.with_sections(written=plan.written | {"schedule": None}, schedule=None)
@@ -48,7 +48,7 @@ def _cost(plan: Plan, always_on: Plan) -> Cost | None:
 
 
 def _rates_of_a_unit(plan: Plan, figure: str) -> Mapping[Phase, float]:
-    """Return the tokens/s of one unit of each phase whose load is known: `served_...` or `most_tokens_per_s`."""
+    """Return phase -> one unit's tokens/s by `figure`, a field of demands; a phase without units is left out."""
     assert plan.timetable is not None  # it switches units
     on = TimesOfDay.from_pairs(((step.at, step.num_units) for step in plan.timetable.steps), {})
     rates = dict[Phase, list[float]]()

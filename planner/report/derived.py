@@ -258,7 +258,7 @@ def _verdict(promise: Promise) -> str:
 
 
 def _failure_rows(plan: Plan) -> Iterator[Row]:
-    """Yield rows on failures: the share of units that each stops, the worst with most and fewest units on, repair."""
+    """Yield rows on the units that each failure stops, the worst with most and with fewest units on, and recovery."""
     if (coverage := plan.spec.coverage) != "none":
         yield from make_rows("failures", ("coverage", f"every expert survives the loss of one {coverage}"))
     for phase, losses in (plan.failures or {}).items():
@@ -276,7 +276,8 @@ def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None
     """Yield rows on the one failure that stops the largest share of a phase's running units.
 
     Of equal failures, that of the smallest domain and the first phase counts. `on` is phase -> (number of running
-    units, the state of the day with this number, or None if all units are always on). `when` is `most` or `fewest`.
+    units, the state of the day with this number, or None if all units are always on). `when`, part of the
+    rows' names, is `most` or `fewest`.
     """
     found = [
         (min(loss.units, on[phase][0]) / on[phase][0], -size, -PHASES.index(phase), phase, domain)
@@ -361,7 +362,9 @@ def _memory_rows(plan: Plan) -> Iterator[Row]:
 
 
 def _kept_kv_fields(plan: Plan, phase: Phase) -> Iterator[tuple[str, float, str]]:
-    """Yield (name, value, unit) of rows on kept KV: the dollars a day it saves, and those its loss would cost.
+    """Yield (name, value, unit) of rows on the dollars a day that kept KV saves, and that its loss would cost.
+
+    Yield nothing if no KV is kept, or without a price.
 
     A node's price is that of the nodes of `phase`.
     """

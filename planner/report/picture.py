@@ -158,7 +158,7 @@ class Sheet:
     def saved(self, form: str, title: str) -> bytes:
         """Return the picture's bytes in the format `form`.
 
-        Only now is its height known, so all things are placed now.
+        Everything is placed first, because the picture's height is known only now.
         """
         height = self.down + SMALL / POINTS_PER_INCH
         self.figure.set_size_inches(self.width, height)

@@ -64,10 +64,10 @@ def rows_of(plan: Plan) -> tuple[Row, ...]:
 
 
 def report_of(plan: Plan) -> Report:
-    """Return the rows that text, page and pictures show: those of the day as it runs; none without estimates.
+    """Return the rows that text, page and pictures show; none for a plan without estimates.
 
-    They are made from the plan's sections. The rows in a PLAN.json are for other programs: here they only give the
-    order, so that an edited row misleads nobody.
+    If the schedule is not carried out, the rows are those of a day with all units on. Rows are made from the plan's
+    sections. The rows in a PLAN.json are for other programs and only give the order, so an edited row misleads nobody.
     """
     if plan.report is None:
         return Report(())
@@ -103,9 +103,10 @@ def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:
 
 
 def _range_over_speeds(plan: Plan, section: str, name: str) -> tuple[float | None, float | None]:
-    """Return the lower and the higher of a day's income, margin or cost of a million tokens at both ends of the speed.
+    """Return (lowest, highest) of a day's income, margin or cost of a million tokens over the range of speeds.
 
-    (None, None) for any other figure. A day costs the same at every speed, and answers more tokens at a higher one.
+    Return (None, None) for any other figure, and if an end is unknown or both ends are equal. A day costs the same at
+    every speed, and answers more tokens at a higher one.
     """
     cost = plan.cost
     if section != "cost" or cost is None or name not in (*COSTS_OF_TOKENS, "revenue_usd_per_day", "margin"):
@@ -150,7 +151,7 @@ def _unit(name: str) -> str:
 def _origin(plan: Plan, section: str, name: str) -> tuple[Provenance, str]:
     """Return (how a figure came about, its source or an empty text).
 
-    How is `assumed`, `published`, `predicted` and so on.
+    The first is `assumed`, `published`, `predicted` and so on.
     """
     topic, _, phase = section.partition(".")
     if topic in ("gpu", "phase_gpus"):

@@ -227,7 +227,7 @@ def _outage_duration(report: Report, section: str) -> str:
 def _assumed_sentence(report: Report) -> str:
     """Return the names of figures that nobody has published or measured.
 
-    Many of one section are named as the section.
+    If many of one section are assumed, the section is named instead.
     """
     named, sections = [], dict[str, list[str]]()
     for row in report.section_rows("assumed"):

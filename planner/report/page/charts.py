@@ -158,7 +158,7 @@ def _segments(span: Span, whole: float) -> Iterator[Segment]:
 
 
 def _stage_kind(name: str) -> str:
-    """Return the kind (colour) of a stage: `attention` of `attention 1`, `wait` of `dispatch wait`."""
+    """Return the kind (colour) of a stage, such as `attention` for `attention 1` or `wait` for `dispatch wait`."""
     first, last = name.split()[0], name.split()[-1]
     return last if last in ("issue", "wait") else "gate" if first == "sum" else first
 

@@ -146,7 +146,7 @@ class Drawn:
 
 
 def by_phase(section: Mapping[Phase, Value] | None) -> list[tuple[Phase, Value]]:
-    """Return (phase, value) of a plan's section in the order of a request; a plan's file sorts phases by name."""
+    """Return the (phase, value) pairs of a plan's section, with prefill first. A plan's file sorts phases by name."""
     return [(phase, section[phase]) for phase in PHASES if phase in section] if section else []
 
 
@@ -161,7 +161,10 @@ def draw(figure: Figure, beside: Figure | None = None) -> Drawn:
 
 
 def bar_reaches(figure: Bars, beside: Figure | None = None) -> list[float]:
-    """Return for each bar the value at the right end of its line."""
+    """Return for each bar of `figure` the value at the right end of its line.
+
+    It is the largest value of all bars on the same scale, those of the figure `beside` it included.
+    """
     every = [*figure.bars, *(beside.bars if isinstance(beside, Bars) else ())]
     return [
         max(figure.least_reach, *(each.reach for each in every if figure.alike or each.label == bar.label))

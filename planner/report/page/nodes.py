@@ -123,7 +123,7 @@ def _page_data(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit
 def _loads(demand: Demand) -> list[tuple[int, float | None]]:
     """Return for each stretch of the day with constant demand (first minute, demand / the units' maximum).
 
-    The second is None if no unit is on.
+    The load is None if no unit is on.
     """
     return [
         (minute_of(each.at), each.asked_tokens_per_s / each.most_tokens_per_s if each.most_tokens_per_s else None)
@@ -156,7 +156,7 @@ def _hours_on(plan: Plan, unit: PlannedUnit) -> str:
 
 
 def _racks_tables(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit]) -> Iterator[Table]:
-    """Yield a table of the units that stop with each rack, if the spec names any."""
+    """Yield a table of the units that stop with each rack, if the spec names racks."""
     racks: dict[str, list[str]] = {}
     for node in nodes:
         racks.setdefault(node.rack, []).append(node.name)
@@ -173,7 +173,7 @@ def _units_on(plan: Plan, nodes: Sequence[str], unit_of: dict[str, PlannedUnit])
 
 
 def _mark(unit: PlannedUnit) -> str:
-    """Return what stands in a unit's squares, as `d3` of `decode-3`."""
+    """Return the text in the squares of a unit's nodes, such as `d3` for `decode-3`."""
     return f"{LETTERS[unit.phase]}{unit.index}"
 
 

@@ -53,7 +53,7 @@ def sections_of(plan: Plan, before: Plan | None) -> Iterator[Section]:
 
 
 def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Figure | None, Figure | None]]:
-    """Return pairs of a section's figures, (`before`'s, `plan`'s), of the same subject. Either may be missing."""
+    """Return (figure of `before`, figure of `plan`) for each subject of a section; None for a missing figure."""
     old, new = (_by_subject(show, each) for each in (before, plan))
     places = {subject: place for each in (old, new) for place, subject in enumerate(each)}
     ordered = sorted(places, key=places.__getitem__)
