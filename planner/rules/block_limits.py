@@ -125,7 +125,10 @@ def _cut_queries(block_matrices: BlockMatrices, section: PhaseSpec) -> Iterator[
 
 
 def _fix(spec: ResolvedSpec, phase: Phase) -> Fix | str:
-    """Return a fix: the largest `attention_tp` that fits this unit; else words about smaller units or precision."""
+    """Return a fix with the largest `attention_tp` below the present one that splits no block in this unit.
+
+    If none does, return words that advise smaller units or another precision.
+    """
     section, per_node = spec.phase(phase), spec.cluster.gpus_per_node
     sizes = [size for size in attention_sizes(section.ep_size, per_node, spec.model) if size < section.attention_tp]
     for size in reversed(sizes):

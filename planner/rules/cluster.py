@@ -134,7 +134,10 @@ def _known_names(nodes: Nodes) -> list[str]:
 
 
 def _likely_spare(name: str, nodes: Nodes, spares: list[str]) -> Fix | str:
-    """Return a fix that suggests a node with a name similar to `name` that is not a spare yet."""
+    """Return a fix that suggests a node with a name similar to `name` that is not a spare yet.
+
+    Return only words if there is no such node, or if the spec gives only a number of nodes.
+    """
     if isinstance(nodes, int):
         return f"they are {logical_node(0)} to {logical_node(nodes - 1)}: write one of these"
     meant = closest_choice(name, [each for _, each in _names(nodes) if each not in spares])

@@ -101,7 +101,10 @@ def maps_cover(c: Candidate) -> Iterator[Finding]:
 
 
 def _report_misfit(plan: MemoryPlan, spec: ResolvedSpec) -> Finding:
-    """Return the finding that no request fits, with a limit that is too high, or else the field of the largest part."""
+    """Return the finding that no request fits.
+
+    It is about a limit that is too high or, without one, about the field that decides the largest part of memory.
+    """
     field = _find_high_limit(plan.phase, spec) or _largest_part_field(plan)
     rule = (
         f"S707 must leave room for the KV of one request ({plan.max_request_tokens:,} tokens, "

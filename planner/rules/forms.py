@@ -60,9 +60,10 @@ def texts_match_their_forms(c: ValidValues, path: str) -> Iterator[Finding]:
 
 
 def is_folder(path: str) -> bool:
-    """Return whether `path` is absolute and normalised: no `..`, no double or closing slash, no colon.
+    """Return whether `path` is absolute and normalised, is not `/`, and has no colon.
 
-    Two leading slashes are checked separately: `normpath` keeps them. Container runtimes split mounts at colons.
+    Two leading slashes are checked separately, because `normpath` keeps them. Container runtimes split mounts at
+    colons.
     """
     is_plain = path.startswith("/") and not path.startswith("//") and ":" not in path
     return is_plain and path == posixpath.normpath(path) != "/"

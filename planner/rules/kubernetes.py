@@ -144,7 +144,7 @@ def pods_stay_isolated(c: Candidate) -> Iterator[Finding]:
     """Warn of overlay fields that open the node to a pod, and of `host_network` if it bypasses network policies.
 
     By default pods see only the parts of their node that the spec names. Some sites need more, and the warning shows
-    this to a reviewer. What a namespace admits, Pod Security decides: `tidemill doctor` asks the cluster.
+    this to a reviewer. Pod Security decides what a namespace admits, and `tidemill doctor` asks the cluster.
     """
     kubernetes = c.resolved.written.kubernetes
     rule = "W108 opens the node to a pod"
@@ -193,7 +193,7 @@ def _needs_nics(spec: ResolvedSpec, phase: Phase) -> bool:
 
 
 def _read_version_tag(image: str, published: str | None) -> str | None:
-    """Return the engine's version in the tag of `image`; None if its name is not that of the `published` image."""
+    """Return the engine's version in the tag of `image`; None without one, or if `published` has another name."""
     own = (published or "").partition(":")[0].rpartition("/")[2]
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     found = re.match(r"v?(\d+\.\d+\.\d+)", tag)

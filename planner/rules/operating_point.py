@@ -55,7 +55,7 @@ def point_tokens_fit_limit(c: ValidValues, path: str) -> Iterator[Finding]:
 
 
 def step_tokens_fit_limit(c: ValidValues, phase: Phase) -> Iterator[Finding]:
-    """Reject an operating point with more `step_tokens` than the phase's `max_batch_tokens`, or its requests have."""
+    """Reject `step_tokens` of an operating point above `max_batch_tokens`, or above the prompts of `max_requests`."""
     reason = "no rank computes more prompt tokens in one step"
     yield from _check_limit(c, phase, "step_tokens", "max_batch_tokens", reason)
     point, requests = f"operating_point.{phase}", c[f"{phase}.max_requests"]
@@ -78,9 +78,9 @@ def _check_limit(c: ValidValues, phase: Phase, field: str, limit: str, reason: s
 def _excess_finding(
     path: str, value: int, limit: str, most: int, reason: str, raised: Mapping[str, int] | None = None
 ) -> Finding:
-    """Return the finding for a value above the field `limit`, which is `most`.
+    """Return the finding for the `value` at `path`, which is above `most`, the value of the field `limit`.
 
-    The finding's fix lowers the value to that or, for a limit that nobody wrote, writes `raised`.
+    The fix lowers the value to `most`. If nobody wrote the limit, the fix instead writes `raised`: path -> value.
     """
     if raised is None:
         return Finding(path, value, f"S504 must be at most {limit} ({most})", reason, nearest(most))

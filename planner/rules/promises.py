@@ -145,7 +145,8 @@ def _lighter_loads(spec: ResolvedSpec, found: Prediction) -> tuple[str, Sequence
 def _offer_lower_utilisation(spec: ResolvedSpec, found: Prediction, promised: float) -> _Offer | None:
     """Return the offer of the highest prefill utilisation that keeps the promised TTFT (in ms).
 
-    None if that utilisation is too low to offer.
+    Return None if that utilisation is too low to offer, if the phase is not prefill or fully used, or if the spec
+    writes no operating point for it.
     """
     if found.phase != "prefill" or found.point.utilisation == 1 or spec.written.operating_point.prefill is None:
         return None
@@ -162,7 +163,7 @@ def _more_units_in_words(times: float) -> str:
 
 
 def _fix(reached: int, *offers: _Offer | None) -> Fix:
-    """Return a fix that promises `reached`, the predicted latency in ms, or else changes the load as `offers` say."""
+    """Return a fix that promises `reached`, the predicted latency in ms, or that changes the load as an offer says."""
     offered = [each for each in offers if each is not None]
     said = "".join(f", or {each.words}" for each in offered)
     return Fix(f"nearest: {reached}{said}", ({HERE: reached}, *(each.change for each in offered)))

@@ -70,7 +70,7 @@ class Candidate(Protocol):
     def mean_balance(self, layout: "PhaseLayout", slots_per_gpu: int, domains: "Domains") -> float | None:
         """Return the max/mean load of a map for `layout` with these slots and failure domains.
 
-        None before maps exist.
+        Return None before maps exist.
         """
 
     @property

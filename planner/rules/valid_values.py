@@ -120,7 +120,7 @@ class ValidValues:
     def gpus_per_unit(self, phase: Phase) -> int | None:
         """Return how many GPUs a unit of `phase` can have on the nodes that other phases leave.
 
-        None if there are too few nodes, or if a size is unknown.
+        Return None if there are too few nodes, or if a size is unknown.
         """
         nodes, per_node = self.get("cluster.nodes"), self.get("cluster.gpus_per_node")
         if nodes is None or per_node is None or f"{phase}.units" not in self.values:
@@ -134,7 +134,7 @@ class ValidValues:
     def exchange_test(self, phase: Phase) -> Callable[[int], bool] | None:
         """Return a function that tells whether the engine supports an EP size.
 
-        None if it supports all sizes, or if a value that decides this is unknown.
+        Return None if the engine supports all sizes, or if a value that decides this is unknown.
         """
         name, per_node = self.engine or OURS, self.get("cluster.gpus_per_node")
         if name == OURS or name not in ENGINES or per_node is None or "cluster.device" not in self.values:
