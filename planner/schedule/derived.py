@@ -95,7 +95,7 @@ def round_up_units(asked: float, floor: int) -> int:
 
 
 def _best_units(needed: Sequence[Sequence[int]], switching: Switching) -> Sequence[Sequence[int]]:
-    """Return how many units of a phase are on, [kind of day][slot]: at least `needed`, with the fewest unit-slots."""
+    """Return how many units of a phase are on, `[kind of day][slot]`: at least `needed`, in the fewest unit-slots."""
     return [solve_day(needed[0], switching)] if len(needed) == 1 else solve_days(needed, switching)
 
 

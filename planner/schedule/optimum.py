@@ -44,7 +44,7 @@ def solve_day(needed: Sequence[int], switching: Switching) -> tuple[int, ...]:
 
 
 def solve_days(needed: Sequence[Sequence[int]], switching: Switching) -> list[tuple[int, ...]]:
-    """Return the number of units on, [kind of day][slot]: at least `needed`, with the fewest unit-slots.
+    """Return how many units are on, `[kind of day][slot]`: at least `needed`, in the fewest unit-slots.
 
     Kinds of day may follow each other in any order, so all begin with the same number of units, the least possible.
     """

@@ -98,7 +98,10 @@ def plan_transitions(
 
 
 def plan_stages(windows: Sequence[Window], times: StartTimes, warm_up: float) -> dict[int, tuple[Stage, ...]]:
-    """Return the minute at which starting units serve -> the stages of their start, `warm_up` seconds before."""
+    """Return the minute at which starting units serve -> the stages of their start.
+
+    The start begins `warm_up` seconds before that minute. A start that never ends is left out.
+    """
     starts = starts_of(windows, times)
     return {
         each.minute: _stages(each.minute * MINUTE_S - warm_up, loading, times)
