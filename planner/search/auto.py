@@ -87,9 +87,10 @@ class Choice:
 
 
 def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[tuple[Former, Choice | str]]:
-    """Yield (`former` sizes of units, by path; the choice for `spec` that adopts these sizes, or what they would miss).
+    """Yield (sizes of units from `former`, by path; the choice for `spec` with these sizes).
 
-    Sizes of all phases together come first, then sizes of one phase. Only sizes that are `auto` in the spec count.
+    In place of a choice stand words on the rule, promise or traffic that these sizes would miss. Sizes of all phases
+    together come first, then sizes of one phase. Only sizes that are `auto` in the spec count.
     """
     autos = {p: {f"{p}.{field}" for field in FIELDS if is_auto(spec.phase(p), field)} for p in spec.phases}
     of_phases = [{path: former[path] for path in sorted(own & former.keys())} for own in autos.values()]
@@ -99,7 +100,7 @@ def decide_near(spec: ResolvedSpec, former: Former) -> Iterator[tuple[Former, Ch
 
 
 def _adopt(spec: ResolvedSpec, sizes: Former) -> Choice | str:
-    """Return the choice with these sizes, or the rule, promise or traffic that it would miss."""
+    """Return the choice with these sizes, or in words the rule, promise or traffic that it would miss."""
     try:
         choice = decide(spec, sizes)
     except (SpecError, InfeasibleError) as error:

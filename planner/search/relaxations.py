@@ -120,7 +120,7 @@ def larger_units_and_nodes(spec: ResolvedSpec) -> Iterator[Series]:
 def larger_gpus(spec: ResolvedSpec) -> Iterator[Series]:
     """Yield changes of `cluster.gpu` to catalog GPUs with more memory, smallest first.
 
-    Nothing if the cluster's listed nodes name GPUs.
+    Yield nothing if the cluster's listed nodes name GPUs.
     """
     memory, nodes = spec.gpu.usable_bytes, spec.cluster.nodes
     if memory is not None and (isinstance(nodes, int) or not any(node.gpu for node in nodes)):

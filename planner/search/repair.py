@@ -169,7 +169,7 @@ class _Search:
         return PEAK_ORDER if self.is_peak_short else ORDERS[rule]
 
     def _wanted_shares(self, refusals: Sequence[Finding]) -> list[float]:
-        """Return the shares to try in order: room for KV over the KV of all requests at full length."""
+        """Return the shares to try, in order. A share is the room for KV over the KV of all requests at full length."""
         if any(finding.path.endswith(".max_requests") for finding in refusals):
             return [USUAL_SHARE]  # as W101 does: so many requests rarely all have full length
         return [FULL_SHARE, USUAL_SHARE] if self.short else [ONE_REQUEST]

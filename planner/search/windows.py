@@ -30,7 +30,7 @@ from planner.spec.undecided import AUTO, is_undecided
 
 
 def decide_windows(spec: ResolvedSpec, rates: Mapping[Phase, float]) -> tuple[ResolvedSpec, list[Decision]]:
-    """Return (spec, decisions), where `auto` windows are replaced.
+    """Return (spec, decisions), where windows derived from traffic have replaced `auto` ones.
 
     `rates` has one unit's tokens/s for each phase whose number of units was decided by speed.
     """
