@@ -22,9 +22,10 @@ class RequestLengths:
     are_assumed: bool
 
     def kv_within(self, kv_room: int | None, max_requests: int) -> int:
-        """Return the mean KV of a request, in tokens: if assumed, no more than a GPU has for each of its requests.
+        """Return the mean KV of a request, in tokens.
 
-        `kv_room` is the number of tokens of KV that a GPU holds, or None if unknown.
+        An assumed mean is at most the KV that a GPU has room for if it holds `max_requests` requests. `kv_room` is the
+        number of tokens of KV that the GPU holds, or None if unknown.
         """
         return self.kv if kv_room is None or not self.are_assumed else min(self.kv, max(kv_room // max_requests, 1))
 

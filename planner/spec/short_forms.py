@@ -9,7 +9,7 @@ SHORT_FORMS = {"schedule": "windows", "model": "catalog", "engine": "name"}  # s
 
 
 def expand_short_forms(data: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """Return the spec's `data` with the full form of each section below which one of `paths` lies."""
+    """Return the spec's `data`, in which each section that contains one of `paths` is in its full form."""
     entered = {section for section, _, rest in (path.partition(".") for path in paths) if rest}
     short = {each: data[each] for each in SHORT_FORMS if each in entered and _is_short(each, data.get(each))}
     return {**data, **{section: {SHORT_FORMS[section]: value} for section, value in short.items()}}

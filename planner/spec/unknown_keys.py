@@ -54,7 +54,7 @@ def read_table() -> Sequence[Row]:
 def find_row(place: str, name: str) -> Row | None:
     """Return the row for the key `name` in the section `place`, or for the value `name` of the field `place`.
 
-    None if there is no row.
+    Return None if there is no row.
     """
     rows = _rows_by_name()
     return rows.get((place, fold_spelling(name))) or rows.get((None, fold_spelling(name)))

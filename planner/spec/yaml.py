@@ -63,8 +63,8 @@ class Document:
     def locate(self, finding: Finding) -> Finding:
         """Return `finding` with its place: the place of its value, of its section's key, or of the nearest parent.
 
-        A list item's place is its start. The finding shows the file's value: if that is `auto`, the decided number
-        moves to the reason.
+        A list item's place is its start. The finding then shows the value in the file. If that value is `auto`, the
+        decided number is said in the reason.
         """
         if finding.path in self.file_names and isinstance(finding.value, str):
             finding = replace(finding, value=self.file_names[finding.path])
