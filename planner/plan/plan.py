@@ -166,7 +166,7 @@ class Plan(Part):
     def usd_of_day(self, day: str) -> float | None:
         """Return the dollars that a date or a weekday costs, with all units on if no controller turns them off.
 
-        None without a price. The plan's section `cost` has ordinary days only.
+        Return None without a price. The plan's section `cost` has ordinary days only.
         """
         table = self.timetable if self.kubernetes.controller else None
         own = replace(table, steps=table.steps_on(day), other_days=()) if table else None
