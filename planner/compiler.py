@@ -108,10 +108,10 @@ def compile_again(plan: Plan, choice: Choice, calibration: "Calibration | None",
 
 
 def _former_sizes(spec: ResolvedSpec, previous: Plan | None) -> Former:
-    """Return the sizes of units in the `previous` plan, for phases with the same model and GPU.
+    """Return path -> size of the units in the `previous` plan, for phases with the same GPU.
 
-    The sizes are those of the previous plan's spec as planned, which a rendered folder keeps as well as a PLAN.json
-    does.
+    The result is empty without a previous plan, and for another model. The sizes are those of the previous plan's spec
+    as planned, which a rendered folder keeps as well as a PLAN.json does.
     """
     if previous is None or previous.model != ModelShape.model_validate(spec.model):
         return {}

@@ -238,7 +238,8 @@ def _answered_share(
 ) -> float:
     """Return the share of a stretch's tokens that is answered. A request refused by one phase loads no other phase.
 
-    `share` is the stretch's share of the day's tokens, `nodes` the number of each phase's nodes that are on.
+    `share` is the stretch's share of the day's tokens, `nodes` the number of each phase's nodes that are on. The result
+    is 0 without traffic, or while a phase has no node on. A phase of unknown speed refuses nothing.
     """
     if spec.traffic is None or not all(nodes.values()):
         return 0.0

@@ -168,7 +168,10 @@ def _launch_file_causes(name: str, before: Plan, after: Plan) -> dict[str, Value
 
 
 def _differing_limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Values | None]:
-    """Return the limits that differ between two launch files, by a field of the spec or in words."""
+    """Return limit -> its old and new value as text, for limits that differ between two launch files.
+
+    A limit is named by its field of the spec or in words.
+    """
     keys = (key for key in {**new, **old} if old.get(key) != new.get(key))
     return {FIELD_NAMES.get(key, key): _short_values(old.get(key), new.get(key)) for key in keys}
 

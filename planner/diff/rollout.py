@@ -242,7 +242,7 @@ def _stand_ins(plan: Plan, changes: Sequence[UnitChange], on: Collection[str]) -
 
 
 def _never_has_room(plan: Plan) -> bool:
-    """Return whether units wait for a state of the day with free nodes, although all states use as many nodes."""
+    """Return whether units wait for a state of the day with free nodes, although all states use equally many."""
     controller = plan.kubernetes.controller
     if controller is None or controller.turns == "now" or plan.timetable is None:
         return False

@@ -281,7 +281,10 @@ def _unjudged(change: Change) -> Iterator[str]:
 
 
 def _yardsticks(change: Change) -> Iterator[str]:
-    """Yield a line on the yardsticks that moved, and one on the new plan's figures under the former yardsticks."""
+    """Yield a line on the yardsticks that moved, and one on the new plan's figures under the former yardsticks.
+
+    Yield nothing if none moved.
+    """
     moved = change.yardsticks
     if moved is None:
         return
@@ -311,7 +314,7 @@ def _decided(change: Change) -> Iterator[str]:
 
 
 def _loads(change: Change) -> Iterator[str]:
-    """Yield which expert loads the plans were made for, and which ones the figures are for."""
+    """Yield which expert loads the plans were made for, and which the figures are for; nothing if they are equal."""
     if change.loads is None:
         return
     yield f"{change.loads.before} -> {change.loads.after}"
@@ -325,7 +328,10 @@ def _loads(change: Change) -> Iterator[str]:
 
 
 def _day(change: Change) -> Iterator[str]:
-    """Yield a line for each time of day from which the new plan's state differs from the old plan's."""
+    """Yield a line for each time of day from which the new plan's state differs from the old plan's.
+
+    If no controller carries out the schedule, a line that says so comes first.
+    """
     if change.schedule is None:
         return
     before, after = change.schedule.before, change.schedule.after

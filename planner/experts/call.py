@@ -110,7 +110,10 @@ def _wrong_slots_and_groups(call: ExpertsCall, num_experts: int, wrong: set[str]
 
 
 def _wrong_first_layer(call: ExpertsCall, recorded: int | None, *, drops_rows: bool) -> Iterator[Finding]:
-    """Yield the mistake in --first-layer. `recorded` is the first layer in LOADS that has load."""
+    """Yield the mistake in --first-layer, if it is given: too low, too high, or without effect.
+
+    `recorded` is the first layer in LOADS that has load; None if LOADS are no recording.
+    """
     if call.first_layer is None:
         return
     if call.first_layer < 0:

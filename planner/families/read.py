@@ -208,7 +208,7 @@ def _read_multimodal(config: Mapping[str, Any], file: File) -> Model | Finding:
 
 
 def _missing_keys(family: str, config: Mapping[str, Any]) -> list[str]:
-    """Return the family's keys that are missing from `config` or out of range."""
+    """Return the family's keys that are missing from `config` or have wrong values; none if all are right."""
     try:
         shapes_of(family).model_validate(config)
     except ValidationError as error:

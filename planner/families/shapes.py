@@ -110,7 +110,7 @@ class Shapes(BaseModel):
 
     @property
     def num_streams(self) -> int:
-        """Return the number of residual streams."""
+        """Return the number of residual streams. Most families have one."""
         return 1
 
     def explain_contradictions(self) -> str | None:

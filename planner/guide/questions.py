@@ -106,7 +106,10 @@ def _read_gpu(words: str) -> str:
 
 
 def _read_nodes(words: str) -> tuple[int, int | None]:
-    """Return the number of nodes, and the number of GPUs on each if `words` has it: 22x8."""
+    """Return (number of nodes, number of GPUs on each or None) from `words`, such as 22x8 or 22.
+
+    Raises CallError for other words, and for numbers that are too large.
+    """
     found = re.fullmatch(r"([1-9][0-9]{0,4})(?:x([1-9][0-9]?))?", words, re.ASCII)
     nodes, gpus = (int(found[1]), int(found[2]) if found[2] else None) if found else (0, None)
     if not 1 <= nodes <= MAX_NODES or (gpus or 1) > MAX_GPUS_PER_NODE:

@@ -61,7 +61,10 @@ def gateway_parts(plan: Plan) -> tuple[LaunchPart, ...]:
 
 
 def map_parts(plan: Plan, phase: Phase) -> tuple[LaunchPart, ...]:
-    """Return the parts that all units of a phase share: a large expert map, or a map in another engine's format."""
+    """Return the parts of the expert map that all units of a phase share.
+
+    The result is empty if the map is small, so that each launch file holds it, or if another engine reads no map.
+    """
     document = plan.unit_document(plan.units_of(phase)[0])
     owner = names.phase_map(plan.name, phase)
     if plan.engine != OURS:

@@ -75,7 +75,10 @@ def _kept_facts(candidate: Candidate, written: dict[str, Any]) -> KeptFacts:
 
 
 def _live_maps(candidate: Candidate) -> dict[Phase, LiveMap]:
-    """Return the rules for new maps, for phases whose units may change their maps while they serve."""
+    """Return the rules for new maps, for phases whose units may change their maps while they serve.
+
+    The result is empty if the spec does not want such changes.
+    """
     if candidate.spec.expert_load.live is None:
         return {}
     staged = {each.phase: (each, staging_bytes(candidate.resolved, each)) for each in candidate.layouts}

@@ -230,7 +230,7 @@ def _rebuild_map(kept: KeptFacts, phase: Phase) -> Map:
 def _check_engine(spec: Spec, model_type: str, memory: Collection[Phase]) -> Iterator[Reference]:
     """Yield references between the plan and the values from which another engine's containers are made.
 
-    `memory` has the phases whose memory is known.
+    `memory` has the phases whose memory is known. Nothing is yielded for the bundled runtime.
     """
     if spec.engine_name == OURS:
         return
@@ -273,7 +273,7 @@ def _check_nodes(kept: KeptFacts) -> Iterator[Reference]:
 
 
 def _map_fits(rows: Rows, layout: PhaseLayout) -> bool:
-    """Return whether every layer of a map has the layout's number of slots and contains every expert."""
+    """Return whether every layer of a map has the layout's number of slots and exactly the layout's experts."""
     if not rows or len(rows[0]) < layout.num_logical_experts:
         return False
     experts = set(range(layout.num_logical_experts))

@@ -108,7 +108,7 @@ def _phase_rows(plan: Plan) -> Iterator[Row]:
 
 
 def _schedule_rows(plan: Plan) -> Iterator[Row]:
-    """Yield rows on the schedule: the states with most and fewest nodes, the controller, and the time of each switch.
+    """Yield rows on the schedule's states with most and fewest nodes, the controller, and the time of each switch.
 
     Each state of the day has a row with its hours, each special kind of day a row with its days.
     """
@@ -258,7 +258,10 @@ def _verdict(promise: Promise) -> str:
 
 
 def _failure_rows(plan: Plan) -> Iterator[Row]:
-    """Yield rows on the units that each failure stops, the worst with most and with fewest units on, and recovery."""
+    """Yield rows on coverage, on the units that each failure stops, and on the worst failure with recovery from it.
+
+    The worst failure is given with all units on and with the fewest.
+    """
     if (coverage := plan.spec.coverage) != "none":
         yield from make_rows("failures", ("coverage", f"every expert survives the loss of one {coverage}"))
     for phase, losses in (plan.failures or {}).items():

@@ -144,7 +144,7 @@ def _speed_sentence(report: Report) -> str:
 
 
 def _kept_kv_sentence(report: Report) -> str:
-    """Return the sentence on kept KV: how long memory and disk keep a block, the cache hits, and what they save."""
+    """Return the sentence on how long memory and disk keep KV, the cache hits, and their savings; empty without any."""
     kept = "kv_cache.kept"
     if report.find(kept, "hit_rate") is None:
         return ""
@@ -193,7 +193,10 @@ def _latency_caveats(report: Report, phase: str, name: str) -> str:
 
 
 def _failure_sentence(report: Report) -> str:
-    """Return the sentence on the worst single failure: what it stops, with fewest and all units on, and how long."""
+    """Return the sentence on the worst single failure, with fewest and all units on, and on how long it stops them.
+
+    It is empty if no failure was estimated.
+    """
     whens = [when for when in ("fewest", "most") if report.find(f"failure.{when}", "domain")]
     if not whens:
         return ""

@@ -240,8 +240,10 @@ def _candidate_fleets(
 ) -> Iterator[Fleet]:
     """Yield the fleets of the given `offers`, one for each phase, that may have the highest throughput.
 
-    If the numbers of units of two phases are free, there are two such fleets: the one in which the first phase is the
-    bottleneck, and the one with a unit more of the first phase, in which the other phase is.
+    Fleets that do not fit into `room` are left out. If at most one phase has a free number of units, there is one
+    fleet, in which that phase has as many units as fit. If the numbers of units of two phases are free, there are two
+    such fleets: the one in which the first phase is the bottleneck, and the one with a unit more of the first phase, in
+    which the other phase is.
     """
     free = [phase for phase in offers if written[phase] is None]
     units = {phase: number or floor[phase] for phase, number in written.items()}

@@ -155,7 +155,10 @@ class _Search:
         return self.spec.has_windows_of_traffic and self.spec.written.schedule is not None
 
     def changes(self, refusals: Sequence[Finding]) -> tuple[Change, ...]:
-        """Return the cheapest changes that make the spec feasible: up to three, of different fields."""
+        """Return up to MAX_CHANGES changes of different fields that make the spec feasible, the cheapest ones found.
+
+        Return none if no change does.
+        """
         rows, shares = self._relaxations_for(refusals[0].id), self._wanted_shares(refusals)
         # Accept KV for a single request only after every row failed to leave more.
         tried = [*product(range(len(rows)), shares), *product(range(len(rows)) if self.short else (), [ONE_REQUEST])]
@@ -242,7 +245,7 @@ class _Search:
         return fewest is not None and fewest <= slots
 
     def _reaches(self, goal: _Goal, change: Change) -> bool:
-        """Return whether the candidate with `change` meets the goal."""
+        """Return whether the candidate with `change` is valid and meets the goal. Each change is applied only once."""
         if _key(change) not in self.tried:
             having = self._apply(change)
             self.tried[_key(change)] = _CheckedCandidate(having) if having else None

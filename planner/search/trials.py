@@ -120,7 +120,8 @@ def _try_slots(
     """Yield the outcome of one EP size with more and more redundant experts, until more cannot beat the best rate.
 
     `best` is number of nodes of a unit -> the best tokens/s per node so far, and is updated. Without a `balance`
-    only the fewest are tried that give hot experts replicas.
+    only the smallest number above 0 is tried, which gives hot experts replicas. Yield nothing if the written number
+    does not give all GPUs equally many slots, and only a rejection if the engine cannot run the EP size.
     """
     spec, ep_size, num_logical = size.spec, size.start["ep_size"], size.spec.model.num_routed_experts
     all_redundant = even_redundants(spec, size.phase, ep_size)

@@ -57,7 +57,10 @@ def keys_of_kind(kind: str) -> MergeKeys:
 
 
 def merge_patch(base: Mapping[str, Any], patch: Mapping[str, Any], keys: MergeKeys) -> dict[str, Any]:
-    """Return the mapping `base` with `patch` merged into it. `keys` says which lists are merged item by item."""
+    """Return the mapping `base` with `patch` merged into it. `keys` says which lists are merged item by item.
+
+    A null in the patch removes its key. The directive `delete` empties the mapping, `replace` ignores `base`.
+    """
     directive = patch.get(DIRECTIVE) if keys is not JSON_MERGE else None
     if directive == "delete":
         return {}

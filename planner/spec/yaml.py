@@ -181,7 +181,10 @@ class _Reader:
         return data
 
     def read_value(self, event: yaml.Event, events: Iterator[yaml.Event], path: str, depth: int) -> Any:
-        """Consume and return the value at `path` that starts with `event`, and record where the file has it."""
+        """Consume and return the value at `path` that starts with `event`, and record where the file has it.
+
+        An alias is refused and read as None. Raises SpecError for a value that is nested too deep.
+        """
         self.count_value(event, path)
         self.refuse_what_hides_values(event, path)
         if depth > MAX_DEPTH:

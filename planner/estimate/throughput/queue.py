@@ -30,7 +30,7 @@ class Wait:
     longer: float  # mean of the exponential part
 
     def wait_exceeded_by(self, share: float) -> float:
-        """Return the wait, in steps, that a `share` of all prompts reaches or exceeds."""
+        """Return the wait, in steps, that a `share` of all prompts reaches or exceeds; 0 if fewer prompts wait."""
         if share >= self.waiting:
             return 0.0
         return self.shortest + self.longer * log(self.waiting / share)
