@@ -325,7 +325,7 @@ def _fewest_units_on(plan: Plan, phase: Phase) -> tuple[int, Step | None]:
 
 
 def _recovery_fields(plan: Plan, phase: Phase) -> Iterator[tuple[Any, ...]]:
-    """Yield (name, value, ...) of rows on recovery: minutes to recover on a spare node, and advice to add a spare."""
+    """Yield (name, value, ...) of rows on the minutes to recover on a spare node, and on how to have one."""
     if spares_with(plan.spec.cluster, plan.spec.gpu_name(phase), plan.kubernetes.tolerations):
         yield "recovery_minutes", ceil(recovery_s(plan.spec) / MINUTE_S), "minutes", "assumed"
     yield "offered_spare", suggest_spare(plan.spec, plan.units, phase) or None

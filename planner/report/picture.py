@@ -380,7 +380,7 @@ def _wrap(words: str, width: float) -> Iterator[str]:
 
 
 def _shorten(name: str) -> str:
-    """Return a rack's name as it fits above its nodes: the end of a long name, which tells it from others."""
+    """Return a rack's name, cut to fit above its nodes. A long name keeps its end, which differs between racks."""
     return name if len(name) <= 7 else f"…{name[-6:]}"
 
 

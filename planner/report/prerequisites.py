@@ -37,7 +37,7 @@ def prerequisites(plan: Plan) -> Iterator[tuple[str, str, str]]:
 
 
 def _split_racks(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Yield a prerequisite if racks have several leaf switches: traffic within such a rack uses the spine."""
+    """Yield a prerequisite if racks have several leaf switches, because traffic in such a rack uses the spine."""
     leaves_of: dict[str, Counter[str]] = {}
     for node in nodes_of(spec.cluster, spec.gpu_names, spec.kubernetes.tolerations):
         if node.rack and node.leaf and (node.unusable is None or node.is_spare):

@@ -113,7 +113,7 @@ def _join_paragraphs(parts: Iterator[str] | Sequence[str]) -> str:
 
 
 def _head(plan: Plan, report: Report) -> str:
-    """Return the text's beginning: the plan's name, digest and summary."""
+    """Return the text's beginning, with the plan's name, digest and summary."""
     shown_names = [
         textwrap.fill(
             f"  {topic:{INDENT - 2}}{sentence}", WIDTH, subsequent_indent=" " * INDENT, break_on_hyphens=False

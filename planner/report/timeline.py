@@ -44,7 +44,7 @@ def _explain_phase(found: Prediction, usual: MoeLayers) -> Iterator[str]:
 
 
 def _draw_timeline(timeline: LayerTimeline, num_micro_batches: int) -> Iterator[str]:
-    """Yield the lines of a layer's timeline: two per micro-batch, for compute and for exchanges, and the legend."""
+    """Yield the lines of a layer's timeline, two per micro-batch (compute and exchanges), and then the legend."""
     width = WIDTH - NAME_WIDTH - 2
     per_column = timeline.seconds / width if timeline.seconds else 1.0
     for index in range(num_micro_batches):

@@ -16,7 +16,7 @@ LOAD = "load over mean"
 
 
 def show_experts(plan: Plan, report: Report) -> Iterator[Figure]:
-    """Yield two figures for each phase: the fullest GPU by layer, and all GPUs of one layer.
+    """Yield two figures for each phase, of the fullest GPU by layer and of all GPUs of one layer.
 
     A phase on a single GPU has nothing to balance, and no figure.
     """

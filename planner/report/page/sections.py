@@ -61,7 +61,7 @@ def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Figure | N
 
 
 def _by_subject(show: Show, plan: Plan | None) -> dict[str, list[Figure]]:
-    """Return a plan's figures by what their titles begin with: `prefill` of `prefill: the fullest GPU`."""
+    """Return subject -> figures of a plan. A figure's title begins with it, as `prefill: the fullest GPU` does."""
     found: dict[str, list[Figure]] = {}
     for figure in show(as_run(plan), report_of(plan)) if plan and plan.report else ():
         found.setdefault(re.split("[:,]", figure.title)[0], []).append(figure)
