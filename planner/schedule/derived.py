@@ -90,7 +90,7 @@ def demand_from_rate(profile: Sequence[float], tokens_per_day: float, tokens_per
 
 
 def round_up_units(asked: float, floor: int) -> int:
-    """Return how many whole units serve a demand of `asked` units; at least `floor`."""
+    """Return how many whole units serve a demand of `asked` units, at least `floor`."""
     return max(floor, ceil(asked - ROUNDING))
 
 
@@ -123,7 +123,7 @@ def _entries_in(slot: int, num_slots: int, num_entries: int) -> slice:
 
 
 def _windows(days: Mapping[Phase, Sequence[int]], slot_minutes: int) -> list[dict[str, Any]]:
-    """Return a window for each slot at which some phase's number of units changes; one at midnight if none changes.
+    """Return a window for each slot at which some phase's number of units changes; if none does, one at midnight.
 
     `days` is phase -> its number of units in each slot.
     """

@@ -136,7 +136,7 @@ def _freed(ordered: Sequence[State], index: int, unit: str, nodes: int, schedule
 
 
 def _off_minutes(ordered: Sequence[State], index: int, unit: str) -> int:
-    """Return the minutes for which `unit` is off after state `index` stops it; a whole day if no state starts it."""
+    """Return the minutes for which `unit` is off after state `index` stops it, a whole day if no state starts it."""
     for ahead in range(1, len(ordered)):
         state = ordered[(index + ahead) % len(ordered)]
         if unit in state.units:
