@@ -65,7 +65,10 @@ def _findings(
 
 
 def _lighter_loads(spec: ResolvedSpec, phase: Phase) -> Iterator[Series]:
-    """Yield series of changes to lighter loads: fewer requests; in prefill lower utilisation, then shorter steps."""
+    """Yield series of changes to lighter loads, which are fewer requests.
+
+    In prefill they are a lower utilisation, then shorter steps.
+    """
     if phase != "prefill":
         path, now = _predicted_requests(spec, phase)
         yield NumberSeries((path,), range((now or 1) - 1, 0, -1))

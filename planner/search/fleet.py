@@ -81,7 +81,7 @@ class Demand:
         return round_up_units(asked, self.floor[offer.phase])
 
     def shortfall(self, fleet: Fleet) -> float:
-        """Return 0 if the fleet serves the demand; else the sum of 1 / `share_of_best` over phases that lack units."""
+        """Return the sum of 1 / `share_of_best` over phases that lack units for the demand; 0 if none does."""
         return sum(1 / offer.share_of_best for phase, offer in fleet.offers.items() if self.is_short(fleet, phase))
 
     def is_short(self, fleet: Fleet, phase: Phase) -> bool:

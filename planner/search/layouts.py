@@ -333,7 +333,7 @@ def _explain(search: LayoutSearch, spec: ResolvedSpec, path: str) -> str:
 
 
 def _aim_in_words(search: LayoutSearch, phase: Phase) -> str:
-    """Return words for the aim of the choice: the highest throughput, or the fewest nodes for the busiest hour."""
+    """Return words for the aim of the choice, the highest throughput or the fewest nodes for the busiest hour."""
     if search.demand is None:
         return "most"
     if search.demand.is_short(search.fleet, phase):

@@ -70,7 +70,7 @@ def require_feasible(candidate: Candidate, level: Level, original: ResolvedSpec)
 
 
 def _offer_anew(fix: Fix | str) -> Fix:
-    """Return `fix` with an alternative that was tried: to place all units anew."""
+    """Return `fix` with the alternative to place all units anew, which was tried."""
     changes = fix.changes if isinstance(fix, Fix) else ()
     return Fix(f"{fix}; or move running units: without the previous plan (render --anew) the spec is feasible", changes)
 

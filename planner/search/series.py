@@ -75,7 +75,7 @@ def make_fix(changes: tuple[Change, ...], spec: ResolvedSpec) -> Fix:
 
 
 def _change_in_words(change: Change, spec: ResolvedSpec) -> str:
-    """Return words for a change: the values to write, and the fields to remove."""
+    """Return words for the values that a change writes and the fields that it removes."""
     words = " and ".join(f"{path} {_value_in_words(value)}" for path, value in change.items() if value is not None)
     gone = " and ".join(path for path, value in change.items() if value is None)
     text = f"{words} instead of {gone}" if gone else words
