@@ -99,7 +99,7 @@ def path_of(location: Sequence[int | str]) -> str:
 
 
 def table_key(path: str) -> str:
-    """Return the key of the field `path` in tables of fields: PHASE in place of a phase, and no indices of lists."""
+    """Return the key of the field `path` in tables of fields. It has PHASE for a phase, and no indices of lists."""
     section, *parts = path.split(".")
     named = [part for part in parts if not part.isdecimal()]
     return ".".join(["PHASE" if section in PHASES else section, *named])

@@ -165,7 +165,7 @@ def _out_of_bounds(path: str, value: Any, limits: Mapping[str, Any]) -> tuple[st
 
 
 def _convert_value(kind: str, value: Any) -> Any:
-    """Return `value` in the form that the field takes: with quotes, without quotes, or as a list.
+    """Return `value` in the form that the field takes, such as text for a number, a number for text, or a list.
 
     Return None if it is unclear how to convert the value.
     """
@@ -198,7 +198,7 @@ def as_yaml(value: Any) -> str:
 
 
 def _first_example(field: FieldInfo) -> Any:
-    """Return the field's first declared example; without one, a mapping of its section's required keys."""
+    """Return the field's first declared example. Without any, return a mapping of its section's required keys."""
     return field.examples[0] if field.examples else _required(section_of(field))
 
 

@@ -61,7 +61,7 @@ class Document:
         return frozenset(path for path, _ in self.refused)
 
     def locate(self, finding: Finding) -> Finding:
-        """Return `finding` with its place: the place of its value, of its section's key, or of the nearest parent.
+        """Return `finding` with the place of its value in a file, else of its section's key or the nearest parent.
 
         A list item's place is its start. The finding then shows the value in the file. If that value is `auto`, the
         decided number is said in the reason.
@@ -271,7 +271,7 @@ class _Reader:
 
 
 def _scalar(event: yaml.ScalarEvent) -> Any:
-    """Return a scalar's value: for a plain word the value by YAML's core schema, for quoted text the text itself."""
+    """Return a scalar's value. A plain word has its value in YAML's core schema; quoted text stays text."""
     return read_plain(event.value) if event.implicit[0] else event.value
 
 
