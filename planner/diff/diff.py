@@ -165,7 +165,7 @@ def _stays_on(plan: Plan) -> bool:
 
 
 def _states(plan: Plan) -> tuple[State, ...]:
-    """Return the states of an ordinary day; without a schedule, the single state with all units on."""
+    """Return the states of an ordinary day. Without a schedule there is a single one with all units on."""
     if plan.timetable is None:
         units = {phase: len(plan.units_of(phase)) for phase in PHASES if phase in plan.phases}
         return (State(at="00:00", nodes=sum(len(unit.nodes) for unit in plan.units), units=units),)

@@ -67,7 +67,10 @@ class Load:
 
     @property
     def wanted(self) -> float:
-        """The units that must serve during the change: enough for the demand, if known, and at most those on before."""
+        """The number of units that must serve during the change, at most those on before.
+
+        It is the number that the demand takes or, if that is unknown, the number on afterwards.
+        """
         needed = self.after if self.asked is None or self._lower_rate is None else self.asked / self._lower_rate
         return min(needed, self.before)
 
@@ -187,7 +190,7 @@ def describe_times(hours: Sequence[Hour], among: Sequence[Hour]) -> str:
 
 
 def name_days(names: Sequence[str]) -> str:
-    """Name days: three or more weekdays in a row as `monday to friday`, others one by one."""
+    """Name days. Three or more weekdays in a row become `monday to friday`; of others at most MAX_NAMES are named."""
     first = WEEKDAYS.index(names[0]) if names[0] in WEEKDAYS else 0
     is_run = len(names) > 2 and tuple(names) == WEEKDAYS[first : first + len(names)]
     return f"{names[0]} to {names[-1]}" if is_run else first_of(names, MAX_NAMES)

@@ -50,7 +50,7 @@ def _join_lines(topic: Topic) -> str:
 
 
 def _show(line: str) -> str:
-    """Escape a line, and give it arrows: browsers break `->` in two at the end of a line."""
+    """Escape a line, and replace `->` by an arrow, because browsers break `->` in two at the end of a line."""
     return escaped(line.replace(" -> ", " \N{RIGHTWARDS ARROW} "))
 
 

@@ -35,7 +35,10 @@ def describe_net(net: Net) -> Iterator[str]:
 
 
 def _usd_left(plan: Plan, *, has_income: bool) -> float | None:
-    """Return a day's income less its cost, in dollars; without `has_income` minus the cost, None without a price."""
+    """Return a day's income less its cost, in dollars; None without a price.
+
+    Income counts as 0 unless `has_income`.
+    """
     cost = as_run(plan).cost
     if cost is None:
         return None

@@ -117,7 +117,7 @@ def find_shortages(after: Plan, hours: Sequence[Hour]) -> Iterator[Shortage]:
 
 
 def worst_rollout(ways: Mapping[Tool, Rollout]) -> Rollout:
-    """Return the rollout with the worst verdict; of equals, the first."""
+    """Return the rollout with the worst verdict, the first of equally bad ones."""
     return max(ways.values(), key=lambda way: SEVERITY.index(way.verdict))
 
 
@@ -327,6 +327,6 @@ def _missed_share(way: _Way, steps: Sequence[_Step]) -> float | None:
 
 
 def _lowest_capacity(way: _Way, phase: Phase, steps: Sequence[_Step]) -> tuple[int, int]:
-    """Return (units that serve, units that are on) of the hour with the lowest share; of equals, the first."""
+    """Return (units that serve, units that are on) of the hour with the lowest share of units that serve."""
     found = [(_min_serving(way, step, phase), len(step.on[phase])) for step in steps if step.on[phase]]
     return min(found, key=lambda each: each[0] / each[1])

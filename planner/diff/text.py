@@ -34,7 +34,7 @@ def _cut(topics: Sequence[tuple[int, list[str]]], cap: int) -> list[str]:
 
 
 def _lines(topic: Topic) -> list[str]:
-    """Return a topic's lines, wrapped at the terminal's width; the first begins with the topic's name."""
+    """Return a topic's lines, wrapped at the terminal's width. The first line begins with the topic's name."""
     found: list[str] = []
     for line in topic.lines:
         name = topic.name if not found else ""
