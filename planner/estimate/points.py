@@ -53,7 +53,7 @@ def _point_within_limits(spec: ResolvedSpec, phase: Phase, kv_room: int | None) 
 
 
 def _inherited_fields(spec: ResolvedSpec, phase: Phase) -> dict[str, Any]:
-    """Return the operating point's fields that the spec sets elsewhere, as field -> value: drafts and cache rates."""
+    """Return field -> value of the operating point's fields that the spec sets elsewhere, for drafts and caches."""
     drafts, traffic = spec.written.draft_tokens, spec.written.traffic
     accepted = spec.written.operating_point.acceptance_rate
     if accepted is None:

@@ -23,7 +23,10 @@ FLOOR_SHARPNESS = 2  # exponent of the soft maximum of launch time and GPU time:
 
 
 def attention_input_time(machine: Machine, work: AttentionWork, tokens: float) -> Seconds:
-    """Return the time of decode's kernels before core attention: projections, and INTO_SHARE of the fixed time."""
+    """Return the time of decode's kernels before core attention.
+
+    These are the projections, and INTO_SHARE of attention's fixed time.
+    """
     kernels = machine.kernels
     fixed = machine.fixed(kernels.attention_fixed_us * INTO_SHARE)
     return Seconds(fixed + _projection_time(machine, work, work.into_weights, work.into_flops, tokens))
@@ -89,7 +92,7 @@ def prompt_attention_output_time(
 
 
 def apply_launch_floor(floor: Seconds, time: Seconds) -> Seconds:
-    """Return the time of work that takes a GPU `time` and its host `floor` to launch: their soft maximum."""
+    """Return the soft maximum of the `time` that work takes a GPU and of the `floor` that its launch takes the host."""
     longer, shorter = max(floor, time), min(floor, time)
     return Seconds(longer * (1 + (shorter / longer) ** FLOOR_SHARPNESS) ** (1 / FLOOR_SHARPNESS)) if longer else longer
 
@@ -194,8 +197,8 @@ def low_latency_seconds(
 ) -> Seconds:
     """Return the time of a whole low-latency exchange in which the fullest GPU transfers `num_bytes`.
 
-    In one node: a fixed time + the transfer over NVLink. Between nodes: a fixed time, a time for each doubling of the
-    number of nodes, and the transfer over the NIC.
+    In one node it takes a fixed time + the transfer over NVLink. Between nodes it takes a fixed time + a time for each
+    doubling of the number of nodes + the transfer over the NIC.
     """
     kernels, of_dispatch = machine.kernels, kind == "dispatch"
     if nodes == 1:
@@ -222,7 +225,7 @@ def _split_exchange(
 
 
 def normal_exchange_time(machine: Machine, nvlink_bytes: Bytes, nic_bytes: Bytes) -> Seconds:
-    """Return the time of a normal dispatch or combine: the longer of NVLink and NIC transfers, which overlap."""
+    """Return the time of a normal dispatch or combine. NVLink and NIC transfers overlap, so the longer one counts."""
     kernels = machine.kernels
     inside = (
         transfer_time(Bytes(nvlink_bytes / kernels.normal_nvlink_share), machine.nvlink) if nvlink_bytes else Seconds(0)

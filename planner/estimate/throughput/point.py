@@ -33,7 +33,7 @@ class OperatingPoint:
 
     @property
     def accepted_tokens(self) -> float:
-        """Return how many tokens a decode step gives a request on average: one, plus the drafts before a wrong draft.
+        """Return how many tokens a decode step gives a request on average: one, and drafts before the first wrong one.
 
         With acceptance rate a and k drafts that is 1 + a + ... + a^k: 1.85 for DeepSeek-V3's one draft at 0.85.
         """

@@ -143,7 +143,7 @@ class ReplicaBalance:
         return found
 
     def _hottest_gpus(self, num_slots: int, num_gpus: int) -> list[float]:
-        """Return the load of the GPU with the hottest replica, over the mean GPU's, `[num_moe_layers]`; at least 1."""
+        """Return the load of the GPU with the hottest replica over the mean GPU's, `[num_moe_layers]`, at least 1."""
         import numpy as np  # as above
 
         beside = num_slots // num_gpus - 1

@@ -42,7 +42,7 @@ class SteadyTurns:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of a turn with prompts: the time for the prompts, and the time for one step of tokens."""
+        """Return the seconds of a turn with prompts, which are those for the prompts and for one step of tokens."""
         return self.prompt_seconds + self.token_seconds
 
     @property
@@ -69,7 +69,7 @@ class SteadyTurns:
         return self.busy * self.seconds / 2
 
     def wait_exceeded_by(self, share: float) -> float:
-        """Return the wait, in seconds, that a `share` of all pieces reaches or exceeds."""
+        """Return the wait, in seconds, that a `share` of all pieces reaches or exceeds; 0 if fewer pieces wait."""
         return max(self.busy - share, 0.0) / self.busy * self.seconds if self.load else 0.0
 
     def delays_more_than(self, share: float) -> bool:
