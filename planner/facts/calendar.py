@@ -83,7 +83,7 @@ def is_timezone(name: str) -> bool:
 
 
 def nearest_timezone(written: str) -> str | None:
-    """Return the time zone that `written` means: a misspelt zone, or the name of a city alone.
+    """Return the time zone that `written` means. It may be a misspelt zone, or the name of a city alone.
 
     Return None if no zone is near.
     """

@@ -77,7 +77,7 @@ def _correlated_normals(generator: random.Random, num_layers: int, num_experts: 
 
 
 def _mix(correlation: float, normals: Sequence[float], fresh: Sequence[float]) -> list[float]:
-    """Return a mix of `normals` and independent `fresh` variables: normal, and with `correlation` to `normals`."""
+    """Return normal variables with `correlation` to `normals`, mixed from these and independent `fresh` ones."""
     rest = sqrt(1 - correlation**2)
     return [correlation * one + rest * other for one, other in zip(normals, fresh, strict=True)]
 

@@ -52,7 +52,7 @@ class EngineModel:
 
 
 def _same_in_all(*rows: tuple[str, EngineModel]) -> dict[str, EngineModel]:
-    """Return vLLM's models from `rows`, each with overlap in all phases: vLLM's overlap works with any model."""
+    """Return vLLM's models from `rows`, each with overlap in all phases, since vLLM's overlap works with any model."""
     return {model_type: replace(model, overlaps=PHASES) for model_type, model in rows}
 
 

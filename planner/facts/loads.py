@@ -56,7 +56,7 @@ class LoadFile:
 
     @property
     def loads(self) -> Loads:
-        """Return a recording's rows without the leading rows of zeros; all rows of any other file."""
+        """Return the rows of the file. A recording's leading rows of zeros are left out, as rows of dense layers."""
         return self.rows[self.first_layer or 0 :]
 
 

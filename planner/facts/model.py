@@ -145,7 +145,7 @@ class Model:
 
     @property
     def num_expert_groups(self) -> int:
-        """Return the number of groups of consecutive experts; the gate first picks groups, then experts in them."""
+        """Return the number of groups of consecutive experts. The gate first picks groups, then experts in these."""
         return self.experts.num_groups
 
     @property
@@ -214,7 +214,7 @@ class Model:
         return _kv_bytes_per_token(self, bytes_per_value)
 
     def kv_bytes_per_request(self, num_tokens: int, bytes_per_value: int) -> int:
-        """Return the constant KV bytes of a request of `num_tokens`, over all layers: windows and states."""
+        """Return the bytes of windows and states of a request of `num_tokens`, over all layers."""
         return sum(count * each.kv(bytes_per_value).fixed_bytes(num_tokens) for each, count in self.attentions.items())
 
     def one_of(self, num_gpus: int) -> "Model":
@@ -270,5 +270,5 @@ def _with_drafts(model: Model) -> Model:
 
 @lru_cache(maxsize=64)
 def _one_of(model: Model, num_gpus: int) -> Model:
-    """Return `Model.one_of`, cached: layouts use few different numbers of GPUs."""
+    """Return `Model.one_of`, cached, because layouts use few different numbers of GPUs."""
     return model.with_layers(lambda layer: replace(layer, attention=layer.attention.one_of(num_gpus)))

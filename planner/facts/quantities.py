@@ -46,7 +46,7 @@ QUANTITIES: dict[Kind, str] = {
 
 
 def quantity(kind: Kind, least: str | None = None, most: str | None = None) -> tuple[Any, Any]:
-    """Return a field's validator and JSON schema: users write text, and the planner sees a number.
+    """Return (a field's validator, its JSON schema). Users write text, and the planner sees a number.
 
     The number is in bytes, gigabits per second or seconds, between `least` and `most` if given.
     """

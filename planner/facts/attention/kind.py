@@ -81,7 +81,7 @@ class Attention(Protocol):
         """Return the attention's matrices in one layer of a model with `hidden_size`."""
 
     def kv(self, bytes_per_value: int) -> LayerKv:
-        """Return how a request's KV in one layer grows with its tokens; the KV's precision sets `bytes_per_value`."""
+        """Return how a request's KV in one layer grows with its tokens. The KV's precision sets `bytes_per_value`."""
 
     def num_activations(self, tokens: int, context: int, *, absorbs: bool) -> int:
         """Return how many values a step of `tokens` holds in memory in attention, without the residual stream.
