@@ -61,7 +61,7 @@ class PhaseLayout:
 
     @property
     def routed_per_gpu(self) -> int:
-        """Equal to `slots_per_gpu`; plans use this name, beside `shared_per_gpu`."""
+        """The same as `slots_per_gpu`, under the name that plans use beside `shared_per_gpu`."""
         return self.slots_per_gpu
 
     @property

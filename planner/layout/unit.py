@@ -32,6 +32,6 @@ class Unit:
 
     @property
     def rank_places(self) -> tuple[Rank, ...]:
-        """Return all ranks with their nodes, in order: consecutive ranks fill one node after the other."""
+        """Return all ranks with their nodes, in order. Consecutive ranks fill one node after the other."""
         places = [(node, local) for node in self.nodes for local in range(self.ranks_per_node)]
         return tuple(Rank(node, local, rank) for rank, (node, local) in enumerate(places))

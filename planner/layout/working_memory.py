@@ -129,7 +129,7 @@ def activation_bytes(model: Model, layout: PhaseLayout, spec: PhaseSpec, dispatc
 
 
 def _tokens_at_once(tokens: int, layout: PhaseLayout) -> int:
-    """Return how many of a step's `tokens` a rank computes and dispatches together: with overlap the larger half."""
+    """Return how many of a step's `tokens` a rank dispatches together: all, or with overlap the larger half."""
     return tokens if layout.overlap == "none" else -(-tokens // 2)
 
 
@@ -176,9 +176,10 @@ def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens:
 
 
 def _ffn_bytes(rows: int, hidden_size: int, intermediate_size: int, precision: Precision) -> int:
-    """Return the bytes that an FFN has in use at most: its input, gate x up, and the larger of (gate, up) and output.
+    """Return the most bytes that an FFN of `rows` rows has in use.
 
-    The output is written after gate and up are freed.
+    These are its input, the product of gate and up, and the larger of two: gate and up, or the output, which is
+    written after gate and up are freed.
     """
     compute, result = COMPUTE_BYTES[precision], wide_bytes(precision)
     read = hidden_size + intermediate_size
@@ -221,7 +222,7 @@ def _round_to_granules(num_bytes: int) -> int:
 
 
 def _normal_bytes(hidden_size: int, ep_size: int) -> int:
-    """Return the buffer bytes of DeepEP's normal kernels: its NVLink and RDMA size hints for tuned configurations."""
+    """Return the buffer bytes of DeepEP's normal kernels, by its size hints for tuned configurations."""
     largest = max(CHUNK_TOKENS)
     nvlink_tokens, rdma_tokens = next(CHUNK_TOKENS[size] for size in CHUNK_TOKENS if min(ep_size, largest) <= size)
     # Values in BF16; index and weight of each expert; scales.
