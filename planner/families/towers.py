@@ -89,7 +89,7 @@ class Qwen3VlTower(Qwen35Tower):
     deepstack_visual_indexes: PerLayer[Entry]
 
     def num_weights(self, text_hidden_size: int) -> int:
-        """Return the number of parameters: those of `Qwen35Tower`, and a merger for each layer that feeds the text."""
+        """Return the number of parameters of `Qwen35Tower`, and of a merger for each layer that feeds the text."""
         merged = self.hidden_size * self.spatial_merge_size**2
         merger = 2 * merged + merged * merged + merged + merged * self.out_hidden_size + self.out_hidden_size
         return super().num_weights(text_hidden_size) + len(self.deepstack_visual_indexes) * merger
