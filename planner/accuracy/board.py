@@ -89,7 +89,7 @@ class Board(Part):
 
     @property
     def share_inside(self) -> float:
-        """Return the share of speeds with a predicted range in which the measured speed lies; see `Line.is_inside`."""
+        """Return the share of speeds that lie in their predicted range, of those that have one (`Line.is_inside`)."""
         inside = [each.is_inside for each in _speeds(self.lines) if each.is_inside is not None]
         return sum(inside) / len(inside)
 

@@ -272,7 +272,7 @@ def _per_million(usd: float, tokens: float) -> float | None:
 
 
 def _price_states(spec: Spec, schedule: Timetable | None, priced: Sequence[_PricedStretch]) -> tuple[StateCost, ...]:
-    """Return the cost of each step of the schedule, in order; without a schedule, the cost of the whole day."""
+    """Return the cost of each step of the schedule, in order. Without a schedule, return the cost of the whole day."""
     if schedule is None:
         return (_state(spec, "00:00", priced),)
     begins = TimesOfDay.from_pairs(((step.at, step.at) for step in schedule.steps), "")

@@ -90,5 +90,5 @@ def drop_dominated(front: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
 
 
 def find_knee(front: Sequence[FrontPoint]) -> int:
-    """Return the index of the point with the least product of max over mean and bytes; of equal points, the first."""
+    """Return the index of the point with the least product of max over mean and bytes, the first of equal ones."""
     return min(range(len(front)), key=lambda each: front[each].max_over_mean * front[each].bytes_ratio)

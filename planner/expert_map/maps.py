@@ -221,7 +221,7 @@ def _solve_global(loads_LE: Floats, sizes: Sizes, bound_L: Floats, effort: Effor
 def _retry_layers(
     loads_LE: Floats, sizes: Sizes, slots_LGS: Ints, fullest_L: Floats, search: Search, shift: float | None = None
 ) -> None:
-    """Search again in layers whose fullest GPU is above `search.target_L`; write better maps into `slots_LGS`.
+    """Search again in layers whose fullest GPU is above `search.target_L`, and write better maps into `slots_LGS`.
 
     The search starts from the layer's map or, with a `shift`, from a packing with that shift. `fullest_L` is updated.
     """

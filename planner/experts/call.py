@@ -35,7 +35,7 @@ class ExpertsCall:
     output: Path | None = None
 
     def num_slots_per_gpu(self, num_experts: int) -> int:
-        """Return the slots per GPU: the given number, by default just enough for all experts."""
+        """Return the given number of slots per GPU, by default just enough for all experts."""
         return self.slots_per_gpu or -(-num_experts // self.gpus)
 
     def sizes(self, num_experts: int) -> Sizes:

@@ -63,7 +63,7 @@ def _elsewhere_text(names: Sequence[str], write: str) -> str:
 
 
 def _aligned_lines(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield the label and text of each row that has a text, aligned; long texts continue on indented lines."""
+    """Yield lines with the label and text of each row that has a text. Long texts continue on indented lines."""
     filled = [(label, text) for label, text in rows if text]
     width = max((len(label) for label, _ in filled), default=0) + 2
     for label, text in filled:

@@ -108,7 +108,7 @@ def _first_level(id: str) -> str:  # noqa: A002
 
 
 def _describe_checks(id: str) -> Iterator[str]:  # noqa: A002
-    """Yield what each rule with `id` checks: the rule's `about`, else its check's docstring (first paragraph)."""
+    """Yield what each rule with `id` checks, from its `about` or the first paragraph of its check's docstring."""
     for level in get_args(Level):
         for rule in rules_at(level):
             if id in rule.ids.split():

@@ -38,7 +38,7 @@ def default_edges() -> Edges:
 
 
 def gateway_edges(plan: Plan) -> Edges:
-    """Return the gateway's connections. Ranks call our gateway; another engine's router calls ranks."""
+    """Return the gateway's connections. Ranks call our gateway, whereas another engine's router calls ranks."""
     ports = _gateway_ports(plan)
     units = {"podSelector": _select_units(plan)}
     from_callers = {"ports": [_port(ports["http"])]}  # from anybody, also outside the cluster

@@ -38,7 +38,7 @@ def fill_near_previous(task: Task) -> Assignment:
 
 
 def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
-    """Turn an assignment of units to leaves into one to cells: under each leaf, racks are filled with units one by one.
+    """Return an assignment to cells, in which units fill the racks under their leaves one by one.
 
     `by_leaf` has for each unit: leaf -> number of its nodes there. Units that are on longest go first, and kept units
     stay in place. If the units of each state are among those of the next larger state (nested states), every state uses
@@ -60,7 +60,7 @@ def fill_leaves(task: Task, by_leaf: Assignment) -> Assignment:
 
 
 def _sort_by_activity(task: Task) -> list[int]:
-    """Return the units sorted by their time on, longest first. Equals keep their order: prefill before decode."""
+    """Return the units sorted by their time on, longest first. Equal ones keep their order, prefill before decode."""
     return sorted(range(len(task.units)), key=lambda unit: -task.units[unit].minutes)
 
 

@@ -44,7 +44,7 @@ def _keep_nodes(cells: Mapping[int, int], had: Sequence[tuple[int, Node]]) -> li
 
 
 def _order_ranks(nodes: Sequence[Node], before: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a unit's nodes in the order of its ranks: rack by rack.
+    """Return the names of a unit's nodes in the order of its ranks, which is rack by rack.
 
     If `before` has as many nodes, the previous nodes keep their positions.
     """

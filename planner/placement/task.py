@@ -93,7 +93,7 @@ class Task:
 
     @cached_property
     def movable(self) -> tuple[int, ...]:
-        """The units to place: all but the kept ones."""
+        """The units that are to be placed, which are all but the kept ones."""
         return tuple(unit for unit in range(len(self.units)) if unit not in self.kept)
 
     @cached_property

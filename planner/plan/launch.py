@@ -289,7 +289,10 @@ def _kv_tiers(spec: Spec, unit: Unit) -> LaunchDocument:
 
 
 def _kv_tokens(spec: PhaseSpec, phase: Phase, inputs: LaunchInputs) -> int:
-    """Return a rank's KV tokens in whole pages: the planned number, or `max_requests` of full length if unknown."""
+    """Return a rank's KV tokens in whole pages, as planned. If memory is unknown, all requests have full length.
+
+    `max_kv_tokens` limits them.
+    """
     if phase in inputs.memory:
         return inputs.memory[phase].kv_tokens
     most = spec.max_requests * round_up_to_pages(spec.max_request_tokens)

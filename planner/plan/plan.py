@@ -263,7 +263,7 @@ class Plan(Part):
 
 
 def seal_plan(sections: Mapping[str, Any], make_rows: "Callable[[Plan], tuple[Row, ...]] | None" = None) -> Plan:
-    """Build the plan from its sections: compute the digests and, with `make_rows`, the report."""
+    """Build the plan from its sections, with its digests and, if `make_rows` is given, with its report."""
     unsealed = dict.fromkeys(("digest", "document_digest", "spec_digest"), UNSEALED)
     plan = Plan.model_validate({"version": PLAN_VERSION, **unsealed, **sections})
     if make_rows is not None:

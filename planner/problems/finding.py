@@ -143,7 +143,7 @@ def _shorten(part: str) -> str:
 
 
 def _value_in_words(value: Any) -> str:
-    """Return a value as one line of at most 60 characters: plain text unquoted, everything else as JSON."""
+    """Return a value as one line of at most 60 characters. Plain text is unquoted, everything else is JSON."""
     plain = isinstance(value, str) and value.isprintable() and value and not value.isdecimal()
     text = value if plain else json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

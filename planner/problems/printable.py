@@ -30,7 +30,7 @@ def _without_secrets_of_address(word: str) -> str:
 
 
 def _without_user(word: str) -> str:
-    """Return `word` without the user and password of an address in it: all between its scheme and the last @."""
+    """Return `word` without the user and password of an address, which are all between its scheme and the last @."""
     scheme, ats = SCHEME_END.search(word), list(re.finditer(AT, word))
     if scheme is None or not ats or ats[-1].start() < scheme.end():
         return word

@@ -38,7 +38,7 @@ _library = _load()
 
 
 def _call(name: str, *arguments: Any) -> None:
-    """Call a C function: whole numbers as int, floats as double, arrays by pointer, None as NULL."""
+    """Call the C function `name`. Whole numbers become int, floats double, arrays pointers, and None NULL."""
     converted = [
         ctypes.c_void_p(each.ctypes.data)
         if isinstance(each, np.ndarray)

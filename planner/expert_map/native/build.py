@@ -52,7 +52,7 @@ def digest() -> str:
 
 
 def wheel_tag() -> str:
-    """Return the tag of a wheel with this machine's library: any Python 3, one platform."""
+    """Return the tag of a wheel with this machine's library, which is for any Python 3 on one platform."""
     machine = platform.machine()
     if _is_for_glibc():
         return f"py3-none-manylinux_{OLDEST_GLIBC[0]}_{OLDEST_GLIBC[1]}_{machine}"
