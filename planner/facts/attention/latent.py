@@ -67,7 +67,7 @@ class LatentAttention:
         return self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
 
     def matrices(self, hidden_size: int) -> tuple[Matrix, ...]:
-        """Return the matrices, 187.1 M weights for DeepSeek-V3. Core attention absorbs kv_b, which stays unquantised."""
+        """Return the matrices, 187.1 M weights for DeepSeek-V3. Core attention absorbs kv_b, which is unquantised."""
         query_dim = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         rank = self.q_lora_rank
         latent = hidden_size * (self.kv_lora_rank + self.qk_rope_head_dim)
