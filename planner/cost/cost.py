@@ -168,7 +168,7 @@ def estimate_cost(
         markup=(revenue_usd - usd) / usd if revenue_usd is not None and usd else None,
         phases=phases,
         states=_price_states(spec, schedule, priced),
-        freed=_freed(spec, priced),
+        freed=_sum_freed(spec, priced),
     )
 
 
@@ -306,7 +306,7 @@ def _mean_answered_share(priced: Sequence[_PricedStretch]) -> float:
     return fsum(each.answered for each in priced) / demand if demand else 1.0
 
 
-def _freed(spec: Spec, priced: Sequence[_PricedStretch]) -> Freed:
+def _sum_freed(spec: Spec, priced: Sequence[_PricedStretch]) -> Freed:
     peak = max(sum(each.nodes.values()) for each in priced)
     node_hours = fsum((peak - sum(each.nodes.values())) * each.stretch.hours for each in priced)
     rate = spec.cost.usd_per_gpu_hour if spec.cost else 0.0

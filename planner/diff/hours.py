@@ -148,7 +148,7 @@ def cut_hours(before: Plan, after: Plan, by_former: tuple[Plan, Plan] | None = N
         was_on = [_shifted(partial(_running_units, before), day.name, each) for each in shifts]
         on = _running_units(after, day.name, left_off=units_left_off(before, after))
         asked = [
-            _shifted(partial(_demand, plan.spec.traffic, share), day.name, each)
+            _shift_times(partial(_demand, plan.spec.traffic, share), day.name, each)
             for plan, moves in ((before, shifts), (after, (0,)))
             for each in moves
             if plan.spec.traffic is not None
@@ -317,7 +317,9 @@ def _clock_shifts(before: Plan, after: Plan) -> tuple[int, ...]:
     return tuple(sorted({(after - before) // MINUTE_S for before, after in zip(old, new, strict=True)}))
 
 
-def _shifted(times_on: Callable[[str | None], TimesOfDay[Value]], day: str | None, minutes: int) -> TimesOfDay[Value]:
+def _shift_times(
+    times_on: Callable[[str | None], TimesOfDay[Value]], day: str | None, minutes: int
+) -> TimesOfDay[Value]:
     """Return the step function of `day` with all times `minutes` later.
 
     Part of it comes from the day before, or from the day after if `minutes` is negative.

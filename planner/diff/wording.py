@@ -130,7 +130,7 @@ def topics(change: Change) -> tuple[Topic, ...]:
         Topic("nodes", tuple(_nodes(change)), 3),
         Topic("day", tuple(_day(change)), 4, is_detail=True),
         Topic("yardstick", tuple(_yardsticks(change)), 6),
-        Topic("decided", tuple(_decided(change)), 6),
+        Topic("decided", tuple(_describe_decisions(change)), 6),
         Topic("loads", tuple(_loads(change)), 5),
         Topic("cost", tuple(_cost(change)), 10),
         *performance,
@@ -308,7 +308,7 @@ def _yardsticks(change: Change) -> Iterator[str]:
         yield f"under the former ones the new plan has: {'; '.join(figures)}"
 
 
-def _decided(change: Change) -> Iterator[str]:
+def _describe_decisions(change: Change) -> Iterator[str]:
     for each in change.decided:
         yield f"{each.path} {each.before} -> {each.after}: {each.why}"
 

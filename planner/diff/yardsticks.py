@@ -73,7 +73,7 @@ def measure_by_former(former: Plan, found: Compiled | Plan, known_loads: Loads |
     moved = (*find_moved(former, after), *of_loads)
     if all(each.path == ZONE for each in moved):
         return Remeasured(moved)
-    counts = moved != of_loads or after.spec.expert_load.file is None or _others(former) != _others(after)
+    counts = moved != of_loads or after.spec.expert_load.file is None or _drop_loads(former) != _drop_loads(after)
     remeasured = Remeasured(moved, counts=counts)
     try:
         if isinstance(found, Plan):
@@ -131,7 +131,7 @@ def find_moved(before: Plan, after: Plan) -> Iterator[SpecField]:
 def _former_sections(former: Plan, spec: ResolvedSpec, after: Plan) -> dict[str, Any]:
     """Return the sections and fields with the former yardsticks, as they can be written into `spec`."""
     sections = {section: former.written.get(section) for section in SECTIONS}
-    sections["slo"] = _stricter(former.spec.slo, spec.written.slo)
+    sections["slo"] = _stricter_slo(former.spec.slo, spec.written.slo)
     has_traffic = spec.written.traffic is not None or former.spec.traffic is not None
     point = (sections[POINT] or {}) | _former_requests(former, after)
     sections[POINT] = _fit_point(point, spec.written, has_traffic=has_traffic)
@@ -184,7 +184,7 @@ def _moved_loads(former: Plan, found: Compiled | Plan, after: Plan, loads: Loads
         yield SpecField(path=LOADS, values=None)
 
 
-def _others(plan: Plan) -> dict[str, Any]:
+def _drop_loads(plan: Plan) -> dict[str, Any]:
     """Return a plan's spec without its expert loads, but with `live`: how maps change while units run."""
     return plan.written | {LOADS: plan.written.get(LOADS, {}).get("live")}
 
@@ -241,7 +241,7 @@ def _fit_point(point: Mapping[str, Any], spec: Spec, *, has_traffic: bool) -> di
     return found or None
 
 
-def _stricter(old: SloSpec, new: SloSpec) -> dict[str, float] | None:
+def _stricter_slo(old: SloSpec, new: SloSpec) -> dict[str, float] | None:
     """Return latency -> the smaller of both promises, in ms; None if neither spec promises a latency."""
     promised = {
         name: [each for slo in (old, new) if (each := getattr(slo, name)) is not None] for name in SloSpec.model_fields

@@ -34,10 +34,10 @@ def fewest_slots_per_gpu(num_experts: int, domains: Domains) -> int | None:
 
 def count_uncovered(physical_to_logical: Iterable[Sequence[int]], domains: Domains) -> int:
     """Return how many experts of a layer have all their replicas in one domain, in the worst layer and partition."""
-    return max(_uncovered(slots, partition) for slots in physical_to_logical for partition in domains)
+    return max(_num_uncovered(slots, partition) for slots in physical_to_logical for partition in domains)
 
 
-def _uncovered(slots: Sequence[int], partition: Sequence[int]) -> int:
+def _num_uncovered(slots: Sequence[int], partition: Sequence[int]) -> int:
     per_gpu = len(slots) // len(partition)
     places = [domain for domain in partition for _ in range(per_gpu)]
     first: dict[int, int] = {}

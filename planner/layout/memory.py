@@ -170,7 +170,7 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     return MemoryPlan(
         phase=layout.phase,
         gpu_bytes=gpu.usable_bytes,
-        weights=_as_loaded(checked, model, layout),
+        weights=_loaded_weights(checked, model, layout),
         num_slots=layout.slots_per_gpu,
         activations=activations,
         buffers=buffer_bytes(model, layout, dispatched) + _sparse_buffer(checked, model, spec, kv_value),
@@ -206,7 +206,7 @@ def static_fraction(engine: EngineName, weight_bytes: int, kv_bytes: int, gpu_by
 
 def loaded_bytes(spec: ResolvedSpec, layout: PhaseLayout) -> tuple[int, int]:
     """Return (bytes of the weights that one rank reads, bytes of its expert slots among these), for CPUs as well."""
-    weights = _as_loaded(spec, spec.loaded_model.one_of(layout.attention_tp), layout)
+    weights = _loaded_weights(spec, spec.loaded_model.one_of(layout.attention_tp), layout)
     slots = layout.slots_per_gpu * weights.slot
     return weights.total(layout.slots_per_gpu) - weights.absorbed, slots
 
@@ -236,7 +236,7 @@ def staging_bytes(spec: ResolvedSpec, layout: PhaseLayout) -> int | None:
     return STAGED_EXPERTS * (weights_of(model, layout.precision).slot // model.num_moe_layers)
 
 
-def _as_loaded(spec: ResolvedSpec, model: Model, layout: PhaseLayout) -> Weights:
+def _loaded_weights(spec: ResolvedSpec, model: Model, layout: PhaseLayout) -> Weights:
     """Return a GPU's weights as its engine has them in memory.
 
     The bundled runtime loads no encoders, and has the expansion of latent attention's KV once, in BF16. Other engines

@@ -92,7 +92,7 @@ def draw_sections(plan: Plan, before: Plan | None, sections: Sequence[Section], 
         mpl.rcParams.update(STYLE)
         sheet = Sheet(Figure(dpi=DPI, facecolor=on_paper("paper")), WIDTH if before is None else 2 * WIDTH)
         _draw_all(sheet, plan, before, sections)
-        return sheet.saved(form, f"Plan {plan.name}, {plan.digest}")
+        return sheet.save(form, f"Plan {plan.name}, {plan.digest}")
 
 
 def _chosen_sections(plan: Plan, before: Plan | None, chart: str | None) -> list[Section]:
@@ -155,7 +155,7 @@ class Sheet:
         self._drawn.append((axes, (left, down, *size)))
         return axes
 
-    def saved(self, form: str, title: str) -> bytes:
+    def save(self, form: str, title: str) -> bytes:
         """Return the picture's bytes in the format `form`.
 
         Everything is placed first, because the picture's height is known only now.

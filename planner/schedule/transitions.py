@@ -79,7 +79,7 @@ def plan_transitions(
         starts = tuple(unit for unit in state.units if unit not in before)
         stops = tuple(unit for unit in reversed(before) if unit not in state.units)
         if starts or stops:
-            freed = tuple(_freed(ordered, index, unit, nodes[unit], schedule) for unit in stops)
+            freed = tuple(_count_freed(ordered, index, unit, nodes[unit], schedule) for unit in stops)
             begin = state.minute * MINUTE_S - schedule.warm_up
             found.append(
                 Transition(
@@ -128,7 +128,7 @@ def _stages(begin: float, loading: float, times: StartTimes) -> tuple[Stage, ...
     return tuple(found)
 
 
-def _freed(ordered: Sequence[State], index: int, unit: str, nodes: int, schedule: ScheduleSpec) -> Freed:
+def _count_freed(ordered: Sequence[State], index: int, unit: str, nodes: int, schedule: ScheduleSpec) -> Freed:
     """Return the nodes that `unit` frees when it stops at state `index`, and for how long."""
     begins = ordered[index].minute * MINUTE_S + schedule.drain
     seconds = max(_off_minutes(ordered, index, unit) * MINUTE_S - schedule.drain - schedule.warm_up, 0.0)

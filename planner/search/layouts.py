@@ -100,9 +100,9 @@ def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> tuple[La
     found, fleet = _search_fleet(spec, balance, tokens, demand)
     if fleet is None:
         numbers = {p: _nearest_numbers(spec, p, found[p]) for p in spec.phases}
-        return None, [Decision(path, n, WHY_NOTHING_FITS) for path, n in _decided(spec, numbers, {}).items()]
+        return None, [Decision(path, n, WHY_NOTHING_FITS) for path, n in _name_decided(spec, numbers, {}).items()]
     chosen = {p: _accepted(found[p])[fleet.offers[p].number] for p in spec.phases}
-    values = _decided(spec, {p: each.numbers for p, each in chosen.items()}, fleet.units)
+    values = _name_decided(spec, {p: each.numbers for p, each in chosen.items()}, fleet.units)
     if not by_speed:
         return None, [Decision(path, number, WHYS_BY_MEMORY[path.partition(".")[2]]) for path, number in values.items()]
     phases = {p: summarize_search(found[p], chosen[p]) for p in spec.phases}
@@ -111,7 +111,7 @@ def search_layouts(spec: ResolvedSpec, demand: Demand | None = None) -> tuple[La
     return search, [Decision(path, number, _explain(search, spec, path)) for path, number in values.items()]
 
 
-def _decided(spec: ResolvedSpec, numbers: Mapping[Phase, Numbers], units: Mapping[Phase, int]) -> dict[str, int]:
+def _name_decided(spec: ResolvedSpec, numbers: Mapping[Phase, Numbers], units: Mapping[Phase, int]) -> dict[str, int]:
     """Return path -> number for each `auto` that a search decides, from each phase's sizes and units (default 1)."""
     return {
         f"{phase}.{field}": units.get(phase, 1) if field == "units" else own[field]
