@@ -45,7 +45,7 @@ def compare_pods(
     """Return what happens to the pods of each unit, of the gateway and of the controller.
 
     `files` are the manifests of `after`, if these are rendered already. `added` names differences in what is added to
-    rendered objects, such as another image: these restart all pods. Raises InfeasibleError if one of the plans cannot
+    rendered objects, such as another image. These restart all pods. Raises InfeasibleError if one of the plans cannot
     be rendered.
     """
     old, new = pods_of_workloads(before), pods_of_workloads(after, files)

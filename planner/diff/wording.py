@@ -379,7 +379,7 @@ def _speeds(change: Change, sides: Sides) -> Iterator[str]:
 
 
 def _name_empty(change: Change, sides: Sides, absent: str) -> tuple[str, str]:
-    """Return the text in place of old and of new figures, for a side that has none of these; empty for other sides.
+    """Return (text in place of old figures, of new figures). The text is empty for a side that has figures.
 
     The text is `unknown` for a plan without any figures, and `absent` for a plan that lacks only these.
     """

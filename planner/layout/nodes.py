@@ -87,7 +87,7 @@ def named_places(nodes: Iterable[Node], kind: PlaceKind) -> dict[str, str]:
 
 
 def nvlink_domains(nodes: Iterable[Node], gpu: Gpu, gpus_per_node: int) -> dict[str, str]:
-    """Return node -> its NVLink domain. `nodes` are all nodes of a cluster: consecutive nodes of a rack fill a domain.
+    """Return node -> its NVLink domain, which consecutive nodes of a rack fill. `nodes` are all nodes of a cluster.
 
     If no rack is named, all nodes count as one rack. If some are named, a node without a rack is a rack of its own.
     """

@@ -36,7 +36,7 @@ class Placement:
 def place_units(
     spec: ResolvedSpec, layouts: Sequence[PhaseLayout], previous: Mapping[str, Sequence[str]] | None = None
 ) -> Placement:
-    """Place all units, each on nodes of its own. `previous` has unit -> its nodes in an earlier plan.
+    """Return a placement of all units, each on nodes of its own. `previous` has unit -> its nodes in an earlier plan.
 
     The caller has checked that the cluster has enough nodes (`short_gpu`).
     """

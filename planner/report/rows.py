@@ -137,7 +137,7 @@ def _named_parts(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _entry_name(part: Any, number: int) -> str:
-    """Return a name for a list entry, its first day, time, name or kind, or else its `number` in the list."""
+    """Return a list entry's name: its first day, time, name or kind or, if it has none, its `number` in the list."""
     if days := getattr(part, "days", ()):
         return str(days[0])
     label = next((value for name in ("at", "name", "kind", "keep_s") if (value := getattr(part, name, None))), number)

@@ -72,5 +72,5 @@ class OperatingPoint:
         return mean_wait(self.utilisation)
 
     def queued_steps_exceeded_by(self, share: float) -> float:
-        """Return the wait, in steps, that a `share` of all prompts reaches or exceeds."""
+        """Return the wait, in steps, that a `share` of all prompts reaches or exceeds; 0 if fewer prompts wait."""
         return wait_distribution(self.utilisation).wait_exceeded_by(share)

@@ -197,7 +197,7 @@ def token_step_seconds(case: Case, requests: float, kv_tokens: float, fullness: 
     """Return the seconds in which each of an attention group's `requests`, with `kv_tokens` of KV each, gets one token.
 
     With drafts, a step gives a request several tokens, and its time is divided by their mean number. The group is the
-    fullest of its unit. `fullness` is the mean group's load over the fullest group's: experts see the mean. The
+    fullest of its unit. `fullness` is the mean group's load over the fullest group's, because experts see the mean. The
     imbalance of experts stays that of the case's own operating point.
     """
     point = replace(case.point, requests=requests, kv_tokens=kv_tokens)
