@@ -63,7 +63,8 @@ def engine_model(name: str) -> EngineModel:
 def read_engine(document: Any, name: str) -> EngineModel:
     """Return the constants of engine `name` from a `document` like `engines.json`.
 
-    An engine that is not in the document gets the defaults; an engine with `as` borrows the constants of another.
+    An engine that is not in the document gets the defaults. An engine with `as` borrows the overheads and the imbalance
+    of another.
     """
     own = document["engines"].get(name, {})
     borrowed = own.get("as")
