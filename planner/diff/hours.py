@@ -145,7 +145,7 @@ def cut_hours(before: Plan, after: Plan, by_former: tuple[Plan, Plan] | None = N
             rates["prefill"] *= (1 - hits * share) / (1 - hits)  # its own cache has the rest
     shifts, found = _clock_shifts(before, after), []
     for day in _list_days(before, after, are_shifted=shifts != (0,)):
-        was_on = [_shifted(partial(_running_units, before), day.name, each) for each in shifts]
+        was_on = [_shift_times(partial(_running_units, before), day.name, each) for each in shifts]
         on = _running_units(after, day.name, left_off=units_left_off(before, after))
         asked = [
             _shift_times(partial(_demand, plan.spec.traffic, share), day.name, each)

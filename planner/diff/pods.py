@@ -90,10 +90,9 @@ def _takes_turns(name: str, old: Pods, new: Pods, before: Plan, after: Plan, *, 
     """Return whether a workload changes in turn, while others serve, as the controller or else the provider decides.
 
     Both need the same KV format before and after: otherwise old and new pods do not talk to each other. The provider's
-    turns need the same certificates and nodes as well
-    (`stacks/provider/rollout.py`). The controller waits with a turn until the unit's new nodes are free, but units that
-    wait for each other's nodes change together. Units of another engine whose image changes do not change in turn,
-    because its router might join old and new ones.
+    turns need the same certificates and nodes as well (`stacks/provider/rollout.py`). The controller waits with a turn
+    until the unit's new nodes are free, but units that wait for each other's nodes change together. Units of another
+    engine whose image changes do not change in turn, because its router might join old and new ones.
     """
     file = names.GATEWAY_LAUNCH_FILE if name == names.gateway_name(after.name) else names.launch_file(name)
     old_kv, new_kv = (

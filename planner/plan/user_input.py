@@ -62,7 +62,7 @@ def named_files(*given: tuple[Path, "ResolvedSpec | Plan"]) -> list[Path]:
         spec = each.written if isinstance(each, ResolvedSpec) else each.spec
         config = None if isinstance(spec.model, str) else spec.model.config
         trace = spec.traffic and spec.traffic.trace
-        names |= {*each.inputs, *filter(None, (config, spec.expert_load.file, trace))}
+        names |= {*each.inputs, *(name for name in (config, spec.expert_load.file, trace) if name)}
     return [path.parent / name for path, _ in given for name in sorted(names)]
 
 
