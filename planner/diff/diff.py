@@ -22,7 +22,7 @@ from planner.diff.change import (
 )
 from planner.diff.clients import LONGEST_REQUEST, find_client_fields
 from planner.diff.experts import count_expert_moves, estimate_weight_reads
-from planner.diff.former import compare_loads
+from planner.diff.former import compare_loads, explain_unknown_loads
 from planner.diff.hours import Hour, cut_hours
 from planner.diff.net import compare_days
 from planner.diff.pods import compare_pods
@@ -67,6 +67,7 @@ def compare_plans(
     """
     units = compare_pods(before, after, files, added)
     loads = compare_loads(before, after, is_judged=judged is not None and judged is not before)
+    unknown_loads = tuple(explain_unknown_loads(before, after))
     remeasured = remeasured or measure_by_former(before, after)
     yardsticks = _yardsticks(before, remeasured)
     by_former = (before, remeasured.plan) if remeasured.plan and remeasured.counts else None
@@ -105,7 +106,11 @@ def compare_plans(
         cost_of_other_days=tuple(_cost_of_days(before, after, remeasured.plan, hours)),
         failures={phase: _failures(before, after, phase) for phase in _phases(before, after)},
         warnings=_warnings(before, after),
-        assumed=(*_explain_unknown(before, after, no_figures), *rollout_assumptions(before, after, units)),
+        assumed=(
+            *_explain_unknown(before, after, no_figures),
+            *unknown_loads,
+            *rollout_assumptions(before, after, units),
+        ),
     )
 
 

@@ -7,6 +7,7 @@ for the loads that the former plan was made for would compare two days' traffic 
 The former plan is compiled again from its own spec, with its own nodes and maps. Only the loads are others.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.compiler import Compiled, compile_again
@@ -50,6 +51,13 @@ def compare_loads(before: Plan, after: Plan, *, is_judged: bool) -> LoadSides | 
     if None in (old, new) or old == new:
         return None
     return LoadSides(before=_name(before), after=_name(after), figures_before="after" if is_judged else "before")
+
+
+def explain_unknown_loads(before: Plan, after: Plan) -> Iterator[str]:
+    """Yield that other measured loads count as the former ones, where a rendered folder does not tell if they are."""
+    old, new = (plan.spec.expert_load.file for plan in (before, after))
+    if old and new and old != new and identify_loads(before) is None:
+        yield f"{new} counts as the same loads as {old}, since a rendered folder does not tell what was in that file"
 
 
 def identify_loads(made: Plan | ResolvedSpec) -> tuple[object, ...] | None:

@@ -79,7 +79,7 @@ def measure_by_former(former: Plan, found: Compiled | Plan, known_loads: Loads |
         if isinstance(found, Plan):
             raise Unknown(FINISHED)
         if of_loads and loads is None:
-            raise Unknown(f"{former.spec.expert_load.file} is not the file that it was")
+            raise Unknown(_explain_unknown_loads(former))
         return replace(remeasured, plan=_measure(former, found, after, loads))
     except (SpecError, InfeasibleError) as error:
         return replace(remeasured, unknown=error.findings[0].rule_and_reason)
@@ -163,6 +163,14 @@ def _former_loads(former: Plan, spec: ResolvedSpec, known: Loads | None) -> Load
     except SpecError:
         return None
     return found.measured_loads if found.inputs[old.file] == former.inputs.get(old.file) else None
+
+
+def _explain_unknown_loads(former: Plan) -> str:
+    """Return why nobody knows the measured loads that `former` was made for."""
+    file = former.spec.expert_load.file
+    if file in former.inputs:
+        return f"{file} is not the file that it was"
+    return f"a rendered folder does not tell if {file} is the file that it was: give OLD as plan.json"
 
 
 def _moved_loads(former: Plan, found: Compiled | Plan, after: Plan, loads: Loads | None) -> Iterator[SpecField]:

@@ -119,6 +119,17 @@ def test_drawn_loads_do_not_replace_measured_ones_unjudged(spec, found):
     assert measure_by_former(forgotten, drawn).unknown == "loads.json is not the file that it was"
 
 
+def test_a_folder_does_not_tell_what_its_loads_were(spec, found, tmp_path):
+    """It keeps no digest of their file. So nobody says that the file has changed, or that another one is the same."""
+    write_folder(tmp_path, files_of(found.plan, None))
+    kept = kept_plan(tmp_path)
+    others = run_passes(change_spec(spec, {"expert_load": {"file": "others.json"}}), kept)
+    unknown, change = measure_by_former(kept, run_passes(spec, kept)).unknown, compare_plans(kept, others.plan)
+
+    assert unknown.startswith("a rendered folder does not tell if loads.json is the file that it was")
+    assert any(each.startswith("others.json counts as the same loads as loads.json, ") for each in change.assumed)
+
+
 def test_a_change_of_loads_alone_shows_what_the_former_ones_would_give(spec, found):
     """New maps are for the new loads, so nothing is judged by the former ones, and a line says what it would be."""
     others = run_passes(change_spec(spec, {"expert_load": {"file": "others.json"}}), found.plan)
