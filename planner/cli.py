@@ -367,8 +367,8 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.diff.pair import Pair
     from planner.diff.wording import verdicts
     from planner.manifests.folder import (
-        altered_files,
         files_of,
+        find_edits,
         kept_plan,
         require_same_name,
         stale_files,
@@ -383,8 +383,9 @@ def _render(arguments: argparse.Namespace) -> None:
         plan = found if isinstance(found, Plan) else found.deployed if kept is None else found.deployed_with_demand
         require_same_name(arguments.output, kept, plan)
         files = files_of(plan, kept)
-        change = Pair.of(kept, found, plan).compare(files) if kept and kept.runnable else None
-    altered = altered_files(arguments.output, kept, files) if kept else ()
+        edits = find_edits(arguments.output, kept) if kept else {}
+        change = Pair.of(kept, found, plan, edits=edits).compare(files) if kept and kept.runnable else None
+    altered = tuple(name for name, text in edits.items() if text not in (None, files.get(name)))
     differing = stale_files(arguments.output, files)
     write_folder(arguments.output, files)
     warn(plan.warnings)

@@ -54,6 +54,7 @@ def compare_plans(
     judged: Plan | None = None,
     remeasured: Remeasured | None = None,
     added: Sequence[str] = (),
+    edits: Mapping[str, str | None] | None = None,
 ) -> Change:
     """Return the effects of changing from the plan `before` to the plan `after`.
 
@@ -61,11 +62,12 @@ def compare_plans(
     `no_figures` is the reason why `before` has no figures. It is empty for a rendered folder, which keeps none.
     `judged` is `before` with its figures for the expert loads of `after`, as `former.py` makes it. `remeasured` is
     `after` under the yardsticks of `before`, as `yardsticks.py` makes it; without it these figures are unknown. `added`
-    names what else changes in pod templates.
+    names what else changes in pod templates. `edits` are the manifests of the folder of `before` that its plan renders
+    differently.
 
     Raises InfeasibleError if an engine cannot run its plan, because there are no pods to compare then.
     """
-    units = compare_pods(before, after, files, added)
+    units = compare_pods(before, after, files, added, edits)
     loads = compare_loads(before, after, is_judged=judged is not None and judged is not before)
     unknown_loads = tuple(explain_unknown_loads(before, after))
     remeasured = remeasured or measure_by_former(before, after)

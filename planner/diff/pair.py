@@ -25,6 +25,7 @@ class Pair:
     notes: tuple[str, ...]
     judged: Plan  # `before` under the expert loads of `after`
     remeasured: Remeasured  # `after` under the yardsticks of `before`
+    edits: Mapping[str, str | None]  # manifests of the folder of `before` that its plan renders differently
 
     @classmethod
     def of(
@@ -34,14 +35,17 @@ class Pair:
         after: Plan | None = None,
         notes: Sequence[str] = (),
         loads: Loads | None = None,
+        edits: Mapping[str, str | None] | None = None,
     ) -> "Pair":
         """Return what runs, `before`, and what was `found` for a spec; `after` is the plan of `found` unless given.
 
-        `loads` are the measured expert loads that `before` was made for, if the caller has read them.
+        `loads` are the measured expert loads that `before` was made for, if the caller has read them. `edits`
+        are what `find_edits` finds in the folder of `before`.
         """
         if after is None:
             after = found if isinstance(found, Plan) else found.plan
-        return cls(before, after, tuple(notes), judge_former(before, found), measure_by_former(before, found, loads))
+        remeasured = measure_by_former(before, found, loads)
+        return cls(before, after, tuple(notes), judge_former(before, found), remeasured, edits or {})
 
     def compare(
         self, files: Mapping[str, str] | None = None, no_figures: str = "", added: Sequence[str] = ()
@@ -51,5 +55,5 @@ class Pair:
         Raises InfeasibleError if an engine cannot run its plan.
         """
         return compare_plans(
-            self.before, self.after, self.notes, files, no_figures, self.judged, self.remeasured, added
+            self.before, self.after, self.notes, files, no_figures, self.judged, self.remeasured, added, self.edits
         )

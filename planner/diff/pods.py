@@ -10,7 +10,7 @@ from typing import Any
 from planner.diff.change import Fate, UnitChange, Workload
 from planner.facts import names
 from planner.facts.engines import OURS
-from planner.manifests.workloads import Pods, pods_of_workloads
+from planner.manifests.workloads import Pods, pods_of_workloads, standing_pods
 from planner.plan.plan import Plan
 
 Values = tuple[str, str]  # old and new
@@ -40,15 +40,21 @@ IGNORED_LAUNCH_FIELDS = {
 
 
 def compare_pods(
-    before: Plan, after: Plan, files: Mapping[str, str] | None = None, added: Sequence[str] = ()
+    before: Plan,
+    after: Plan,
+    files: Mapping[str, str] | None = None,
+    added: Sequence[str] = (),
+    edits: Mapping[str, str | None] | None = None,
 ) -> tuple[UnitChange, ...]:
     """Return what happens to the pods of each unit, of the gateway and of the controller.
 
     `files` are the manifests of `after`, if these are rendered already. `added` names differences in what is added to
-    rendered objects, such as another image. These restart all pods. Raises InfeasibleError if one of the plans cannot
+    rendered objects, such as another image: these restart all pods. `edits` are the manifests that run, where these are
+    not as `before` renders them. Raises InfeasibleError if one of the plans cannot
     be rendered.
     """
-    old, new = pods_of_workloads(before), pods_of_workloads(after, files)
+    old = standing_pods(before, edits) if edits else pods_of_workloads(before)
+    new = pods_of_workloads(after, files)
     return tuple(_compare_workload(name, old.get(name), new.get(name), before, after, added) for name in {**new, **old})
 
 
@@ -209,7 +215,7 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
     """Return option -> its values on a command line, so that the order of options does not matter."""
     found: dict[str, str] = {}
     option = "arguments"  # the key for words before the first option
-    for each in arguments:
+    for each in map(str, arguments):
         value = each
         if each.startswith("-"):
             option, _, value = each.partition("=")

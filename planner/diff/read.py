@@ -10,7 +10,7 @@ from pathlib import Path
 
 from planner.compiler import run_passes
 from planner.diff.pair import Pair
-from planner.manifests.folder import altered_files
+from planner.manifests.folder import find_edits
 from planner.plan.load import PLAN_AGAIN
 from planner.plan.plan import Plan
 from planner.plan.user_input import named_files, read_input, refuse_option
@@ -18,7 +18,8 @@ from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.spec.resolved import ResolvedSpec
 
-ALTERED = "manifests were edited, merged or written by another version; pods are compared as its plan renders them"
+ALTERED = "manifests were edited, merged or written by another version; pods are compared as {}"
+AS_PLANNED, AS_THEY_STAND = "its plan renders them", "these manifests have them"
 BOTH_OVERLAID = "OLD and NEW are both read under"
 OLD_IS_PLANNED = "OLD is a spec, planned as if nothing ran: give the plan that runs to see what really restarts"
 SPEC_SUFFIXES = (".yaml", ".yml")
@@ -50,8 +51,11 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = (), check_files: 
     after = found if isinstance(found, Plan) else found.plan
     if after is not given:
         notes.append(NEW_IS_PLANNED)
-    altered = [f"{path}: {ALTERED}" for path, plan in ((old, before), (new, after)) if _is_altered(path, plan)]
-    return Pair.of(before, found, notes=(*altered, *notes), loads=loads)
+    edits = find_edits(old, before) if old.is_dir() else {}
+    altered = [f"{old}: {ALTERED.format(AS_THEY_STAND)}"] if edits else []
+    if new.is_dir() and find_edits(new, after):
+        altered.append(f"{new}: {ALTERED.format(AS_PLANNED)}")
+    return Pair.of(before, found, notes=(*altered, *notes), loads=loads, edits=edits)
 
 
 @contextmanager
@@ -107,8 +111,3 @@ def _require_figures(plan: Plan, path: Path) -> Plan:
         return plan
     rule, reason = "S912 must be a spec or a plan with its figures", "a rendered folder keeps no figures"
     raise CallError([Finding("", None, rule, reason, "give its spec, or what tidemill plan -o wrote").at(str(path))])
-
-
-def _is_altered(path: Path, plan: Plan) -> bool:
-    """Return whether `path` is a rendered folder whose manifests differ from its plan's: what runs may differ then."""
-    return path.is_dir() and bool(altered_files(path, plan, {}))

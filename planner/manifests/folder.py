@@ -3,7 +3,7 @@
 A folder whose `kustomization.yaml` begins with our stamp may be rewritten; any other folder that is not empty is
 refused. Each of our files begins with the stamp (`facts/stamp.py`), so files that are no longer rendered are found.
 Manifests have no digests, so that two branches can change the same one, an image here and an expert map there, and be
-merged. So a file that was edited by hand looks like one that was merged, and is replaced; `altered_files` names it.
+merged. So a file that was edited by hand looks like one that was merged, and is replaced; `find_edits` finds it.
 
 The folder keeps its plan too, which no tool applies (`plan/spread.py`): the next run plans near it. The kept plan is
 rewritten only if something that is deployed differs, so that a new price changes no file.
@@ -66,12 +66,14 @@ def files_of(plan: Plan, kept: Plan | None) -> dict[str, str]:
     return _manifests(plan) | spread_plan(kept if kept is not None and kept.digest == plan.digest else plan)
 
 
-def altered_files(folder: Path, kept: Plan, files: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of manifests in `folder` that are neither as the plan `kept` renders them nor as in `files`.
+def find_edits(folder: Path, plan: Plan) -> dict[str, str | None]:
+    """Return name -> text in `folder` (None if it is missing) of each manifest that is not as the plan renders it.
 
     Somebody edited these manifests, a merge joined them, or another version of tidemill wrote them.
     """
-    return tuple(name for name, text in _find_edits(folder, kept) if text is not None and text != files.get(name))
+    rendered = _manifests(plan)
+    standing = {name: _text_of(folder / name) if (folder / name).is_file() else None for name in rendered}
+    return {name: text for name, text in standing.items() if text != rendered[name]}
 
 
 def require_rendered(folder: Path, plan: Plan) -> None:
@@ -81,16 +83,8 @@ def require_rendered(folder: Path, plan: Plan) -> None:
     """
     reason = "it was edited, merged from two branches or written by another version"
     rule, fix = "S908 must agree with the plan beside it", "render its spec into the folder again"
-    if wrong := [Finding("", None, rule, reason, fix).at(str(folder / name)) for name, _ in _find_edits(folder, plan)]:
+    if wrong := [Finding("", None, rule, reason, fix).at(str(folder / name)) for name in find_edits(folder, plan)]:
         raise CallError(wrong)
-
-
-def _find_edits(folder: Path, plan: Plan) -> Iterator[tuple[str, str | None]]:
-    """Yield (name, text in `folder` or None) of each manifest that is not as the plan renders it."""
-    for name, text in _manifests(plan).items():
-        found = _text_of(folder / name) if (folder / name).is_file() else None
-        if found != text:
-            yield name, found
 
 
 def _manifests(plan: Plan) -> dict[str, str]:

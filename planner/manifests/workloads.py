@@ -5,7 +5,7 @@ with their overlays, and not from fields of the spec.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -41,6 +41,32 @@ def pods_of_workloads(plan: Plan, files: Mapping[str, str] | None = None) -> dic
     texts = [text for name, text in (files or render_files(plan)).items() if name.startswith(PREFIXES)]
     objects = [each for text in texts for each in yaml.load_all(text, Loader=yaml.CSafeLoader)]
     return {each["metadata"]["name"]: _pods(each) for each in objects if each["kind"] in KINDS}
+
+
+def standing_pods(plan: Plan, edits: Mapping[str, str | None]) -> dict[str, Pods]:
+    """Return the pods of a folder whose manifests differ from its plan's by `edits`, as `find_edits` returns them.
+
+    A manifest that nobody can read counts as one whose pods differ.
+    """
+    files, found = render_files(plan), {}
+    for name, text in files.items():
+        rendered = pods_of_workloads(plan, {name: text})
+        standing = rendered
+        if (edited := edits.get(name, text)) != text:
+            standing = {} if edited is None else _read_pods(plan, name, edited, rendered)
+        found |= standing
+    return found
+
+
+def _read_pods(plan: Plan, name: str, text: str, rendered: Mapping[str, Pods]) -> dict[str, Pods]:
+    """Return the pods of an edited file; those that it should have, marked as edited, if it cannot be read."""
+    try:
+        found = pods_of_workloads(plan, {name: text})
+        if all(pods.image and isinstance(pods.template["spec"], dict) for pods in found.values()):
+            return {workload: found[workload] for workload in rendered if workload in found}
+    except (yaml.YAMLError, LookupError, TypeError):
+        pass
+    return {workload: replace(pods, template=pods.template | {"edited": True}) for workload, pods in rendered.items()}
 
 
 def _pods(workload: Mapping[str, Any]) -> Pods:

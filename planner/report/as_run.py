@@ -34,7 +34,9 @@ def _demand(plan: Plan) -> dict[Phase, Demand] | None:
 
 
 def _cost(plan: Plan, always_on: Plan) -> Cost | None:
-    """Return the cost and income of the day with all units on, and of its what-if cases; None without a `cost`."""
+    """Return the cost and income of the day with all units on, and of its what-if cases; None if it has no figures."""
+    if plan.cost is None:
+        return None
     most = {
         phase: rate / plan.phases[phase].nodes_per_unit
         for phase, rate in _rates_of_a_unit(plan, "most_tokens_per_s").items()

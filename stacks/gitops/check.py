@@ -11,7 +11,7 @@ the change names are read in its own checkout, and those that the base names in 
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -22,7 +22,7 @@ from planner.diff.pair import Pair
 from planner.facts.files import only_within
 from planner.facts.loads import Loads
 from planner.facts.quantities import counted, first_of
-from planner.manifests.folder import files_of, kept_plan, require_same_name, stale_files
+from planner.manifests.folder import files_of, find_edits, kept_plan, require_same_name, stale_files
 from planner.plan.load import read_plan
 from planner.plan.plan import Plan
 from planner.plan.user_input import read_spec
@@ -61,6 +61,7 @@ class Baseline:
     unknown: str = ""  # why its figures are unknown
     loads: Loads | None = None  # the measured expert loads of its spec
     stale: tuple[str, ...] = ()  # files of its folder that are not as its spec renders them
+    edits: Mapping[str, str | None] = field(default_factory=dict)  # manifests there that its plan renders differently
     builders: Builders = field(default_factory=dict)  # kustomizations that build on its folder
 
     def notes(self, folder: Path) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ class Baseline:
         if not self.stale:
             return ()
         files = f"{counted(len(self.stale), 'file')} ({first_of(self.stale)})"
-        return (f"{folder} was stale: its spec renders {files} differently, so pods may differ from its plan",)
+        return (f"{folder} was stale: its spec renders {files} differently; pods are compared as it has them",)
 
 
 def require_call(call: Call) -> None:
@@ -147,11 +148,15 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
     files = files_of(plan, kept)
     stale = stale_files(call.folder, files)
     builders = _read_builders(call.folder)
-    baseline = Baseline(kept, builders=builders) if call.base is None else _read_base(call, call.base)
+    if call.base is not None:
+        baseline = _read_base(call, call.base)
+    else:
+        baseline = Baseline(kept, builders=builders, edits=find_edits(call.folder, kept) if kept else {})
     require_same_name(call.folder, baseline.plan, plan, RENAMED)
     change = None
     if baseline.plan is not None:
-        pair = Pair.of(baseline.plan, found, notes=baseline.notes(call.folder), loads=baseline.loads)
+        notes = baseline.notes(call.folder)
+        pair = Pair.of(baseline.plan, found, notes=notes, loads=baseline.loads, edits=baseline.edits)
         change = pair.compare(files, baseline.unknown, differing_additions(baseline.builders, builders))
     kustomized = (*disallowed_fields(builders), *lost_builders(baseline.builders, builders))
     foreign = (*_find_foreign_files(call.folder, {*files, *stale}), *kustomized)
@@ -237,10 +242,19 @@ def read_baseline(call: Call, base: Path) -> Baseline:
         spec = read_spec(base / call.spec, [base / each for each in call.overlays])
         found = run_passes(spec, kept).plan
     except (SpecError, CallError, InfeasibleError) as error:  # the change may repair the base
-        return Baseline(kept, f"the base's spec is refused ({error.findings[0]})")
+        return Baseline(kept, f"the base's spec is refused ({error.findings[0]})", edits=_find_edits(folder, kept))
     stale = _find_stale_files(folder, found, kept)
     is_known = found.digest == kept.digest
-    return Baseline(found if is_known else kept, "" if is_known else OTHER_FOLDER, spec.measured_loads, stale)
+    unknown, edits = "" if is_known else OTHER_FOLDER, _find_edits(folder, kept)
+    return Baseline(found if is_known else kept, unknown, spec.measured_loads, stale, edits)
+
+
+def _find_edits(folder: Path, kept: Plan) -> dict[str, str | None]:
+    """Return what `find_edits` finds in the base's folder; nothing if its plan cannot be rendered."""
+    try:
+        return find_edits(folder, kept)
+    except (CallError, InfeasibleError):  # the change may repair the base
+        return {}
 
 
 def _find_stale_files(folder: Path, plan: Plan, kept: Plan) -> tuple[str, ...]:

@@ -324,7 +324,8 @@ def _make_proposal(checkout: Checkout, heads: Heads, source: Source, most_hours:
     require_same_name(paths.folder, kept, found.plan)
     change = worth = None
     if baseline.plan is not None:
-        pair = Pair.of(baseline.plan, found, notes=baseline.notes(paths.folder), loads=baseline.loads)
+        notes = baseline.notes(paths.folder)
+        pair = Pair.of(baseline.plan, found, notes=notes, loads=baseline.loads, edits=baseline.edits)
         change = pair.compare(no_figures=baseline.unknown)
         worth = weigh_maps(pair.judged, found.plan, change, most_hours) if source.loads else None
     planned = Proposal(found.plan, change, worth, paths.folder, (*named, paths.folder), len(baseline.stale))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_a_folder_that_was_not_rendered_is_stale(head, capsys):
 
 
 def test_a_base_that_was_stale_is_named_first(head, capsys):
-    """Its pods may be others than its plan says, and the verdict rests on the plan."""
+    """Its pods may be others than its plan says."""
     _edit(head.parent / "base" / "deploy" / "service-demo-gateway.yaml")
     _edit(head / "spec.yaml", "port: 8000", "port: 8002")
     main(["render", *FOLDER[:1], "-o", "deploy"])
@@ -70,6 +71,40 @@ def test_a_base_that_was_stale_is_named_first(head, capsys):
     first = " ".join(said.out.partition("  verdict ")[0].split())
 
     assert "compared deploy was stale: its spec renders 1 file (service-demo-gateway.yaml) differently" in first
+
+
+def _manifest_of_decode(checkout):
+    (path,) = (checkout / "deploy").glob("*set-demo-decode-0.yaml")
+    return path
+
+
+@pytest.mark.parametrize("base", [("--base", "../base"), ()])
+def test_a_unit_that_was_edited_by_hand_restarts_when_its_folder_is_repaired(base, head, capsys):
+    """What runs is the edit, not what the plan beside it renders."""
+    checkout = head.parent / "base" if base else head
+    edited = _manifest_of_decode(checkout)
+    image = re.search(r"image: \"(\S+)\"", edited.read_text())[1]
+    _edit(edited, image, "by-hand:1")
+    _, said = _run(capsys, "gitops", "check", *FOLDER, *base, "--format", "json")
+    diff = json.loads(said.out)["diff"]
+    changed = {each["name"]: (each["change"], each["values"]) for each in diff["units"] if each["change"] != "kept"}
+
+    assert changed == {"demo-decode-0": ("restarted", {"image": ["by-hand:1", image]})}
+    assert diff["verdict"] == "outage"
+
+
+@pytest.mark.parametrize("text", ["a: [", "", "kind: Deployment\n", None])
+def test_a_manifest_that_cannot_be_read_counts_as_another(text, head, capsys):
+    """Nobody knows what runs then; a missing one starts a unit."""
+    edited = _manifest_of_decode(head.parent / "base")
+    if text is None:
+        edited.unlink()
+    else:
+        edited.write_text(edited.read_text().splitlines()[0] + "\n" + text)
+    status, said = _run(capsys, *CHECK, "--format", "json")
+    units = {each["name"]: each["change"] for each in json.loads(said.out)["diff"]["units"]}
+
+    assert (status, units["demo-decode-0"]) == (0, "new" if not text else "restarted")
 
 
 @pytest.mark.parametrize(
