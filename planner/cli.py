@@ -11,7 +11,7 @@ others do not wait for it.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -183,7 +183,11 @@ def add_render(commands: Any) -> None:
     add_spec_or_plan(render)
     add_previous(render)
     render.add_argument("-o", dest="output", type=Path, metavar="DIR", required=True, help="the folder to write")
-    render.add_argument("--anew", action="store_true", help="do not plan near the plan that DIR keeps")
+    render.add_argument(
+        "--anew",
+        action="store_true",
+        help="do not plan near the plan that DIR keeps, and replace that plan whatever its name",
+    )
     add_format(render)
     render.set_defaults(command=_render)
 
@@ -377,14 +381,18 @@ def _render(arguments: argparse.Namespace) -> None:
     from planner.plan.plan import Plan
     from planner.problems.finding import warnings_json
 
-    kept = None if arguments.anew else kept_plan(arguments.output)
+    standing = None
+    with suppress(CallError) if arguments.anew else nullcontext():  # a plan that cannot be read is replaced by --anew
+        standing = kept_plan(arguments.output)
+    kept = None if arguments.anew else standing
     with show_progress(f"rendering {arguments.given}"):
         found = compile_or_load(arguments.given, arguments.previous, kept, arguments.overlays)
-        plan = found if isinstance(found, Plan) else found.deployed if kept is None else found.deployed_with_demand
+        plan = found if isinstance(found, Plan) else found.deployed_with_demand if standing else found.deployed
         require_same_name(arguments.output, kept, plan)
         files = files_of(plan, kept)
-        edits = find_edits(arguments.output, kept) if kept else {}
-        change = Pair.of(kept, found, plan, edits=edits).compare(files) if kept and kept.runnable else None
+        edits = find_edits(arguments.output, standing) if standing else {}
+        pair = Pair.of(standing, found, plan, edits=edits) if standing and standing.runnable else None
+        change = pair.compare(files) if pair else None
     altered = tuple(name for name, text in edits.items() if text not in (None, files.get(name)))
     differing = stale_files(arguments.output, files)
     write_folder(arguments.output, files)

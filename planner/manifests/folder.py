@@ -30,7 +30,11 @@ from planner.problems.finding import Finding
 ATTRIBUTES = ".gitattributes"
 FOLDED = "* linguist-generated gitlab-generated\n"  # makes GitHub and GitLab fold the files in pull requests
 PARTIAL = ".partial"  # name of a file while it is being written
-OTHER_NAME = "give its spec with the -f of its environment, or another folder; render --anew replaces it"
+OTHER_NAME = (
+    "give the -f of its environment. If you renamed it, that is a second deployment: keep the old spec and this folder"
+    " as they are, render the new spec into a folder of its own, on nodes that the old one does not have, and remove"
+    " the old one in a later change, once clients use the new one"
+)
 NOT_OURS = "S902 must be empty or written by tidemill render"
 
 
@@ -43,8 +47,8 @@ def kept_plan(folder: Path) -> Plan | None:
         return join_plan(folder) if _is_rendered(folder) else None
 
 
-def require_same_name(folder: Path, kept: Plan | None, plan: Plan, fix: str = OTHER_NAME) -> None:
-    """Raise CallError with `fix` if `kept`, the folder's plan, has another name or namespace than `plan`.
+def require_same_name(folder: Path, kept: Plan | None, plan: Plan) -> None:
+    """Raise CallError if `kept`, the folder's plan, has another name or namespace than `plan`.
 
     Applying the folder would then end all pods of the plan `kept`.
     """
@@ -53,7 +57,7 @@ def require_same_name(folder: Path, kept: Plan | None, plan: Plan, fix: str = OT
     old, new = (f"{each.name} in namespace {each.kubernetes.namespace}" for each in (kept, plan))
     if old != new:
         rule, reason = f"S902 must be the folder of {new}", f"it is that of {old}"
-        raise _refused(folder, rule, reason, fix)
+        raise _refused(folder, rule, reason, OTHER_NAME)
 
 
 def files_of(plan: Plan, kept: Plan | None) -> dict[str, str]:

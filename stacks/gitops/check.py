@@ -36,7 +36,6 @@ from stacks.gitops.tree import list_files
 
 __all__ = ["Baseline", "Call", "check_change", "read_baseline", "require_call"]
 
-RENAMED = "render it into a folder of its own, and remove this one in a later change, once clients use the new one"
 OTHER_FOLDER = (
     "the base's folder is not what the base's spec renders: give the -f that it was rendered with, or render it there"
 )
@@ -152,7 +151,7 @@ def _check_change(call: Call) -> tuple[Plan, Report]:
         baseline = _read_base(call, call.base)
     else:
         baseline = Baseline(kept, builders=builders, edits=find_edits(call.folder, kept) if kept else {})
-    require_same_name(call.folder, baseline.plan, plan, RENAMED)
+    require_same_name(call.folder, baseline.plan, plan)
     change = None
     if baseline.plan is not None:
         notes = baseline.notes(call.folder)

@@ -41,7 +41,7 @@ def report_markdown(report: Report) -> str:
 
 
 def _first(report: Report) -> str:
-    return f"nothing runs yet, and plan {report.plan_digest[:19]} of {report.name} is the first"
+    return f"nothing runs from this folder yet, and plan {report.plan_digest[:19]} of {report.name} is its first"
 
 
 def _decision(report: Report) -> Sequence[str]:

@@ -387,9 +387,12 @@ def test_what_runs_is_not_renamed(change, head, capsys):
     """Service, gateway, controller and units of the old name would end, though those of the new one start."""
     for checkout, text in ((head.parent / "base", "{}"), (head, change)):
         (checkout / "prod.yaml").write_text(text)
-    main(["render", "spec.yaml", "-f", "prod.yaml", "-o", "deploy", "--anew"])
+    refused, render = _run(capsys, "render", "spec.yaml", "-f", "prod.yaml", "-o", "deploy")
+    _, anew = _run(capsys, "render", "spec.yaml", "-f", "prod.yaml", "-o", "deploy", "--anew")
     status, said = _run(capsys, *CHECK, "-f", "prod.yaml")
 
-    assert status == 2
+    assert (refused, status) == (2, 2)
+    assert render.err == said.err
+    assert "outage" in anew.out
     assert "deploy: must be the folder of" in said.err
-    assert "render it into a folder of its own, and remove this one in a later change" in said.err
+    assert "that is a second deployment: keep the old spec and this folder as they are" in said.err

@@ -17,7 +17,9 @@ HOSTILE = (
     "/approve </details> <img src=x> [click](http://x.example) ![x](x.png) @maintainers #1 !2 ~bug &3 $4 ^alert#5 "
     "PROJ-6 `code` | **bold** ~~gone~~ www.x.example {+a+} ::set-env::\n\n/approve\n# title"
 )
-OURS = re.compile(r"<!-- tidemill |- |\| |\|:--|nothing runs yet|</?details>|$")  # how our own lines begin
+OURS = re.compile(
+    r"<!-- tidemill |- |\| |\|:--|nothing runs from this folder yet|</?details>|$"
+)  # how our own lines begin
 # What forges read behind markdown, in the text that it leaves.
 READ = re.compile(r"@\w|[#!&$%]\d|~\w|\^alert|PROJ-6|://|www\.|\{\+")
 
