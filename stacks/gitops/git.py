@@ -20,8 +20,10 @@ from stacks.gitops.refusals import PROPOSE, argument_error
 __all__ = [
     "Checkout",
     "Heads",
+    "changed_by",
     "changed_elsewhere",
     "commit_folder",
+    "describe_commit",
     "export_commit",
     "fetch_heads",
     "find_checkout",
@@ -227,6 +229,20 @@ def _list_changed(checkout: Checkout, old: str, new: str, paths: Sequence[Path] 
     """Return the files below `paths` (below the root if none are given) that differ between two commits."""
     words = ["-r", "--no-renames", "--ignore-submodules=none", "--name-only", "-z", old, new, "--", *map(str, paths)]
     return run_git("diff-tree", words, checkout.root).split("\0")[:-1]
+
+
+def describe_commit(checkout: Checkout, commit: str) -> str:
+    """Return a commit's short name, its subject and its author's name as text."""
+    words = ["-1", "--no-show-signature", "--format=%h (%s) by %an", commit]
+    return run_git("log", words, checkout.root).strip()
+
+
+def changed_by(checkout: Checkout, commit: str) -> list[str]:
+    """Return the files that a commit changes against its first parent; none if the checkout lacks that one."""
+    try:
+        return _list_changed(checkout, f"{commit}^", commit)
+    except GitError:
+        return []
 
 
 def _email(identity: str) -> str:

@@ -52,8 +52,10 @@ from stacks.gitops.forge import (
 from stacks.gitops.git import (
     Checkout,
     Heads,
+    changed_by,
     changed_elsewhere,
     commit_folder,
+    describe_commit,
     export_commit,
     fetch_heads,
     find_checkout,
@@ -198,6 +200,8 @@ class BranchState:
     is_ours: bool  # the tip is a commit of ours, as we made it
     is_same: bool  # the tip makes the same change as the new proposal
     request: PullRequest | None  # the open pull request, else the newest closed one
+    theirs: str = ""  # which commit the tip is, and whose, if it is not ours
+    stale: Path | None = None  # the folder, if that commit changes its spec without rendering it again
 
 
 @dataclass(frozen=True)
@@ -246,7 +250,12 @@ def decide(standing: BranchState) -> Step:
     is_open = request is not None and request.is_open
     if tip is not None and not standing.is_ours:
         way_on = "merge it" if is_open else "delete the branch"
-        whose = "the branch has a commit of somebody else's, or for another --into"
+        if is_open and standing.stale:
+            way_on = (
+                f"it changes the spec and not {standing.stale}, which is stale if you merge it so. Check the branch out, "
+                "tidemill render its spec into the folder, commit that and merge it"
+            )
+        whose = f"the branch has a commit of somebody else's, or for another --into, {standing.theirs}"
         return Step("left_alone", why=f"{whose}: {way_on}, or give another --branch")
     if tip is not None and standing.is_same:
         if request is not None and not is_open and not request.is_merged:
@@ -463,13 +472,20 @@ def _read_branch_state(
         for theirs, ours in ((tip, proposal.commit), (f"{tip}^", heads.base))
         if ours is not None
     )
-    return BranchState(tip, is_ours, is_same, request)
+    if is_ours:
+        return BranchState(tip, is_ours, is_same, request)
+    changed, (*inputs, folder) = set(changed_by(checkout, tip)), paths
+    is_stale = not changed.isdisjoint(map(str, inputs)) and not any(
+        Path(each).is_relative_to(folder) for each in changed
+    )
+    theirs = describe_commit(checkout, tip)
+    return BranchState(tip, is_ours, is_same, request, theirs, folder if is_stale else None)
 
 
 def _request_text(proposal: Proposal) -> str:
     """Return the pull request's text: worth of new maps, the diff and a footer. Text from the spec is escaped."""
     worth = proposal.worth.lines() if proposal.worth else []
     lines = "".join(f"- {escaped(line)}\n" for line in worth)
-    first = f"nothing runs yet: {escaped(proposal.title)}\n"
+    first = f"nothing runs from this folder yet: {escaped(proposal.title)}\n"
     shown = first if proposal.change is None else diff_markdown(proposal.change)
     return f"{lines}\n{shown}\n{FOOTER}"

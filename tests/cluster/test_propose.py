@@ -148,7 +148,9 @@ def test_a_branch_with_somebody_elses_commit_is_left_alone(gitea, checkout, caps
     again = propose(capsys)
 
     assert left["result"] == "left_alone"
-    assert left["why"][0].startswith("the branch has a commit of somebody else's, or for another --into: merge it, or ")
+    assert left["why"][0].startswith("the branch has a commit of somebody else's, or for another --into, ")
+    assert "(By hand) by " in left["why"][0]
+    assert ": merge it, or " in left["why"][0]
     assert request["head"]["sha"] == theirs
     assert request["body"] == gitea.ask("GET", pull)["body"]
     assert merged["result"] == "left_alone"

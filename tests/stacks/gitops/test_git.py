@@ -13,7 +13,9 @@ from planner.problems.errors import CallError
 from stacks.gitops.forge import Repository
 from stacks.gitops.git import (
     Heads,
+    changed_by,
     commit_folder,
+    describe_commit,
     export_commit,
     find_checkout,
     is_own_commit,
@@ -102,6 +104,20 @@ def test_a_commit_knows_its_own(checkout, tmp_path):
     assert [is_own(each) for each in (ours, again)] == [True, True]
     others = (f"{ours}^", on_top, reworded, of_other_files, rebased, merged)
     assert [each for each in others if is_own(each)] == []
+
+
+def test_a_commit_says_whose_it_is_and_what_it_changes(checkout):
+    """So whoever finds it on the branch can ask."""
+    (checkout.root / "spec.yaml").write_text("name: other\n")
+    git(checkout.root, "add", "spec.yaml")
+    git(checkout.root, "commit", "-q", "-m", "More units", "--author", "Bob <bob@git.example>")
+    theirs = git(checkout.root, "rev-parse", "HEAD")
+    first = git(checkout.root, "rev-list", "--max-parents=0", "HEAD")
+
+    assert (
+        describe_commit(checkout, theirs) == f"{git(checkout.root, 'rev-parse', '--short', theirs)} (More units) by Bob"
+    )
+    assert (changed_by(checkout, theirs), changed_by(checkout, first)) == (["spec.yaml"], [])
 
 
 def test_a_colleagues_proposal_is_not_ours(checkout, tmp_path):

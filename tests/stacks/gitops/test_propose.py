@@ -76,6 +76,13 @@ def test_what_is_left_alone_says_the_way_on():
     requests = (OPEN, CLOSED, MERGED, None)
     said = [decide(BranchState(TIP, is_ours=False, is_same=False, request=each)).why for each in requests]
 
+    theirs = BranchState(
+        TIP, is_ours=False, is_same=False, request=OPEN, theirs="aaaa (Spec) by Bob", stale=Path("deploy")
+    )
+
+    assert (
+        "aaaa (Spec) by Bob: it changes the spec and not deploy, which is stale if you merge it" in decide(theirs).why
+    )
     assert said[0].endswith(": merge it, or give another --branch")
     assert said[1] == said[2] == said[3]
     assert said[1].endswith(": delete the branch, or give another --branch")
