@@ -62,15 +62,17 @@ def find_reports(
 ) -> FaultReports:
     """Return which nodes report a fault at the wall-clock time `now`: a condition or label named in `settings`.
 
-    A condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, only
-    those that are tainted already stay so: units that restart must find a node.
+    A condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, no
+    more are tainted: units that restart must find a node. A spare that is no node of the cluster, or that the plan
+    gives to a unit, is none.
     """
     faults = {(kind, status or "True") for kind, _, status in (each.partition("=") for each in settings["conditions"])}
     labels = settings.get("labels", ())
     reporting = {_name(node) for node in nodes if _reports_fault(node, faults, labels)}
     over = {_name(node) for node in nodes if _has_only_our_taint(node, plan)} - reporting
     lately = {_name(node) for node in nodes if _name(node) in over and _reported_lately(node, faults, labels, now)}
-    spares = {spare for unit in units for spare in unit.spares}
+    spares = {spare for unit in units for spare in unit.spares} & {_name(node) for node in nodes}
+    spares -= {node for unit in units for node in unit.nodes}
     if len(reporting) <= len(spares):
         return FaultReports(frozenset(reporting | lately), frozenset(over))
     tainted = {_name(node) for node in nodes if _has_taint(node, names.FAULTY_TAINT)}

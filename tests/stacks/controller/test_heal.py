@@ -41,10 +41,11 @@ def seen(states, *, spares=(SPARE,), orders=None):
 
 
 def reports(nodes, *conditions, labels=(), spares=("s0", "s1"), now=NOON):
-    """What they report to the plan x, whose spec has these conditions and labels."""
-    return find_reports(
-        "x", seen(ALL_READY, spares=spares).units, nodes, {"conditions": conditions, "labels": labels}, now
-    )
+    """What they report to the plan x, whose spec has these conditions and labels. The spares are sound."""
+    known = {each["metadata"]["name"] for each in nodes}
+    everywhere = [*nodes, *(node(spare) for spare in spares if spare not in known)]
+    units = seen(ALL_READY, spares=spares).units
+    return find_reports("x", units, everywhere, {"conditions": conditions, "labels": labels}, now)
 
 
 def healing(states, cordoned, *, now=NOON, orders=None, spares=(SPARE,), occupied=()):
@@ -230,6 +231,18 @@ def test_no_more_nodes_are_tainted_than_there_are_spares():
 
     assert found.faulty == {"a"}
     assert found.problem == "2 nodes report faults (a, b), more than there are spares (1): plan again without them"
+
+
+@pytest.mark.parametrize("spares", [("s0", "s1", "s2", "s3"), ("p0", "p1", "d0", "d1")])
+def test_spares_that_are_none_do_not_let_all_nodes_be_tainted(spares):
+    """Names of no node, or the units' own nodes: nothing could take the units of nodes that all have a label."""
+    labels = {"kubernetes.io/os": "linux"}
+    nodes = [each | {"metadata": each["metadata"] | {"labels": labels}} for each in map(node, ("p0", "p1", "d0", "d1"))]
+    settings = {"conditions": (), "labels": ["kubernetes.io/os=linux"]}
+    found = find_reports("x", seen(ALL_READY, spares=spares).units, nodes, settings, NOON)
+
+    assert not found.faulty
+    assert found.problem.startswith("4 nodes report faults (d0, d1, p0, p1), more than there are spares (0)")
 
 
 def test_a_fault_that_is_over_moves_no_unit():
