@@ -252,8 +252,8 @@ def decide(standing: BranchState) -> Step:
         way_on = "merge it" if is_open else "delete the branch"
         if is_open and standing.stale:
             way_on = (
-                f"it changes the spec and not {standing.stale}, which is stale if you merge it so. Check the branch out, "
-                "tidemill render its spec into the folder, commit that and merge it"
+                f"it changes the spec and not {standing.stale}, which is stale if you merge it so. "
+                "Check the branch out, tidemill render its spec into the folder, commit that and merge it"
             )
         whose = f"the branch has a commit of somebody else's, or for another --into, {standing.theirs}"
         return Step("left_alone", why=f"{whose}: {way_on}, or give another --branch")

@@ -24,6 +24,7 @@ from statistics import fmean
 
 from planner.expert_map import Sizes, balance
 from planner.expert_map.bound import compute_bounds
+from planner.expert_map.domains import fewest_slots_per_gpu
 from planner.expert_map.problem import Problem
 from planner.expert_map.weigh import as_slots, scale
 from planner.facts.loads import Loads
@@ -82,9 +83,15 @@ def find_better_map(
     """Build a better map within `limits` for a unit of `num_ranks` ranks, or say in `why_not` why it keeps its own.
 
     `earlier` and `later` have the rows that each expert of each layer computed in the first and the second half of
+<<<<<<< HEAD
     `limits.every_s`. If there are too few rows to judge, the result is the map in service. If the map within the
     limits gains too little, it is the map built without limits.
+=======
+    `limits.every_s`. If no map within the limits gains enough, return the best map without limits, and why the unit
+    keeps its own. Raises ValueError if no map can keep the rules.
+>>>>>>> e8af87d1 (Refuse rules of expert maps that no map of the unit keeps)
     """
+    _require_fit(rules, num_ranks, len(in_service[0]), len(earlier[0]))
     fewest, rows = (DEVIATIONS / limits.min_gain) ** 2, min(map(sum, (*earlier, *later))) / num_ranks
     if rows < fewest:
         why_not = (
@@ -99,10 +106,25 @@ def find_better_map(
     return tried if found.why_not is not None else found
 
 
+<<<<<<< HEAD
 def _build_and_judge(
     loads: Loads, later: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap, limits: Limits
 ) -> BetterMap:
     """Build a map step by step within `limits`, by the balance under `loads`, and judge it under `later`.
+=======
+def _require_fit(rules: LiveMap, num_ranks: int, num_slots: int, num_experts: int) -> None:
+    """Raise ValueError if no map can keep the rules: the native search would write beyond its arrays."""
+    if num_ranks % rules.num_nodes:
+        raise ValueError(f"its rules are for {rules.num_nodes} nodes, among which {num_ranks} ranks cannot be divided")
+    if any(len(each) != num_ranks or not {*each} <= {*range(num_ranks)} for each in rules.domains):
+        raise ValueError(f"its rules have failure domains that are not those of {num_ranks} ranks")
+    if rules.domains and num_slots // num_ranks < (fewest_slots_per_gpu(num_experts, rules.domains) or inf):
+        raise ValueError("its rules have failure domains, and no map can keep every expert in two of them")
+
+
+def _find(loads: Loads, later: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap, limits: Limits) -> BetterMap:
+    """Return the map made from `loads` that gains most under the loads `later`.
+>>>>>>> e8af87d1 (Refuse rules of expert maps that no map of the unit keeps)
 
     If it gains too little, return the map built without limits, and in `why_not` why the unit keeps its own.
     """

@@ -119,3 +119,21 @@ def test_loads_are_those_since_the_unit_took_its_map():
     assert after == [None, None, None]
     assert measured.began == 20.0  # counts had fallen
     assert [measured.is_due(24.9, "b"), measured.is_due(25.0, "b"), measured.is_due(24.9, "c")] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ({"num_nodes": 3}, "3 nodes"),
+        ({"domains": ((0,),)}, "failure domains"),
+        ({"domains": ((0, 0, 1, 4),)}, "failure domains"),
+        ({"domains": ((0, 0, 1, -1),)}, "failure domains"),
+        ({"domains": ((0, 1, 2, 3),)}, "no map can keep every expert in two"),
+    ],
+)
+def test_rules_for_other_ranks_are_refused(rules, said):
+    """The native search trusts them: it would end the whole process."""
+    loads, limits = ((1000, 1, 1, 1),) * 2, Limits(1, 0.1, 10**6)
+
+    with pytest.raises(ValueError, match=said):
+        find_better_map(loads, loads, ((0, 1, 2, 3),) * 2, 4, RULES.model_copy(update=rules), limits)
