@@ -83,13 +83,9 @@ def find_better_map(
     """Build a better map within `limits` for a unit of `num_ranks` ranks, or say in `why_not` why it keeps its own.
 
     `earlier` and `later` have the rows that each expert of each layer computed in the first and the second half of
-<<<<<<< HEAD
     `limits.every_s`. If there are too few rows to judge, the result is the map in service. If the map within the
-    limits gains too little, it is the map built without limits.
-=======
-    `limits.every_s`. If no map within the limits gains enough, return the best map without limits, and why the unit
-    keeps its own. Raises ValueError if no map can keep the rules.
->>>>>>> e8af87d1 (Refuse rules of expert maps that no map of the unit keeps)
+    limits gains too little, it is the map built without limits. Raises ValueError if no map
+    can keep the rules.
     """
     _require_fit(rules, num_ranks, len(in_service[0]), len(earlier[0]))
     fewest, rows = (DEVIATIONS / limits.min_gain) ** 2, min(map(sum, (*earlier, *later))) / num_ranks
@@ -106,12 +102,6 @@ def find_better_map(
     return tried if found.why_not is not None else found
 
 
-<<<<<<< HEAD
-def _build_and_judge(
-    loads: Loads, later: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap, limits: Limits
-) -> BetterMap:
-    """Build a map step by step within `limits`, by the balance under `loads`, and judge it under `later`.
-=======
 def _require_fit(rules: LiveMap, num_ranks: int, num_slots: int, num_experts: int) -> None:
     """Raise ValueError if no map can keep the rules: the native search would write beyond its arrays."""
     if num_ranks % rules.num_nodes:
@@ -122,9 +112,10 @@ def _require_fit(rules: LiveMap, num_ranks: int, num_slots: int, num_experts: in
         raise ValueError("its rules have failure domains, and no map can keep every expert in two of them")
 
 
-def _find(loads: Loads, later: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap, limits: Limits) -> BetterMap:
-    """Return the map made from `loads` that gains most under the loads `later`.
->>>>>>> e8af87d1 (Refuse rules of expert maps that no map of the unit keeps)
+def _build_and_judge(
+    loads: Loads, later: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap, limits: Limits
+) -> BetterMap:
+    """Build a map step by step within `limits`, by the balance under `loads`, and judge it under `later`.
 
     If it gains too little, return the map built without limits, and in `why_not` why the unit keeps its own.
     """
