@@ -42,7 +42,6 @@ def test_the_account_may_do_what_its_page_says_and_no_more(account):
         ("create", "events", ""),
         ("list", "pods", ""),
         *(("delete", "pods", f"{unit}-0") for unit in UNITS),
-        *((verb, "clusterqueues", "batch") for verb in ("get", "patch")),
         ("list", "nodes", ""),
         *((verb, "nodes", node) for verb in ("get", "patch") for node in (*NODES, SPARE)),
     }
