@@ -25,7 +25,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from planner.facts.day import HOUR_MINUTES, MINUTE_S
+from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, MINUTE_S
 from planner.facts.part import ClockTime, Part
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
@@ -42,6 +42,7 @@ from planner.spec.cost import MILLION, CostSpec
 from planner.spec.schema import Spec
 from planner.spec.traffic import HOURS
 
+MAX_CASES = 100  # what-if days; a plan has ten
 CHANGES = {"20% less": 0.8, "20% more": 1.2}  # of traffic and prices, in what-if cases
 
 Rates = Mapping[Phase, float]
@@ -104,9 +105,9 @@ class Cost(Part):
     margin: float | None
     markup: float | None
     phases: dict[Phase, PhaseCost]
-    states: tuple[StateCost, ...]
+    states: Annotated[tuple[StateCost, ...], Field(max_length=DAY_MINUTES)]
     freed: Freed
-    cases: Annotated[tuple[Case, ...], Field(exclude_if=operator.not_)] = ()
+    cases: Annotated[tuple[Case, ...], Field(max_length=MAX_CASES, exclude_if=operator.not_)] = ()
 
 
 class _Tokens(NamedTuple):

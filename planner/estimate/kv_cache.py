@@ -24,6 +24,9 @@ Source: H. Che, Y. Tung, Z. Wang, Hierarchical web caching systems, IEEE JSAC 20
 """
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from planner.facts.day import DAY_S, MINUTE_S
 from planner.facts.part import Maybe, Part, Rounded6
@@ -34,6 +37,7 @@ from planner.spec.traffic import TrafficSpec
 
 MONTH_DAYS = 365 / 12
 TB = 1e12
+MAX_SIZES = 100  # of caches that are compared; a curve of reuse has twelve
 
 
 class CacheSize(Part):
@@ -82,7 +86,7 @@ class KvCache(Part):
     day_bytes: Rounded6  # all KV that a day computes; a cache of this size drops nothing
     saved_nodes: Rounded6  # at the spec's hit rate
     nodes: int  # that read in the busiest hour
-    sizes: tuple[CacheSize, ...]
+    sizes: Annotated[tuple[CacheSize, ...], Field(max_length=MAX_SIZES)]
     kept: Maybe[KeptKv] = None  # None if the spec keeps no KV
 
 

@@ -11,6 +11,7 @@ from pydantic import AliasPath, Field
 from planner.estimate.gpu_loads import GpuLoads
 from planner.estimate.throughput.calibration import Correction
 from planner.expert_map.types import FrontPoint, Policy
+from planner.facts.day import DAY_MINUTES
 from planner.facts.part import ClockTime, Digest, Maybe, Part, Rounded
 from planner.facts.terms import Phase
 from planner.search.ranked import PhaseSearch
@@ -171,7 +172,9 @@ class Demand(Part):
     lowest_load: Rounded = Field(validation_alias="lowest")
     hours_beyond: Rounded  # hours in which demand exceeds the units' maximum
     times_beyond: Maybe[str] = None  # the times of those hours
-    stretches: Annotated[tuple[StretchDemand, ...], Field(exclude_if=operator.not_)] = ()  # from midnight
+    stretches: Annotated[  # from midnight
+        tuple[StretchDemand, ...], Field(max_length=DAY_MINUTES, exclude_if=operator.not_)
+    ] = ()
 
 
 class Search(Part):

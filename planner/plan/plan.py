@@ -16,7 +16,7 @@ does not make another plan.
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -36,7 +36,7 @@ from planner.plan.pods import PhasePods, pods_of
 from planner.plan.row import Row
 from planner.plan.sections import (
     Figures,
-    JsonFinding,
+    JsonFindings,
     LaunchDocuments,
     LiveMap,
     Map,
@@ -57,6 +57,7 @@ from planner.spec.schema import GatewaySpec, Spec
 from planner.spec.section import Section
 
 PLAN_VERSION: Final = 3
+MAX_DECISIONS = 1000  # one for each field outside lists, and for each of 366 other days
 UNSEALED = f"sha256:{'0' * 64}"
 DEPLOYED_OF_UNIT = (
     "name",
@@ -89,14 +90,14 @@ class Plan(Part):
     reads: Maybe[dict[Phase, Reads]] = None  # of phases without `memory`
     runnable: bool
     why_not: tuple[str, ...]
-    refusals: tuple[JsonFinding, ...]  # reasons why the engine cannot run it
-    warnings: tuple[JsonFinding, ...]  # drawbacks of a plan that does work
+    refusals: JsonFindings  # reasons why the engine cannot run it
+    warnings: JsonFindings  # drawbacks of a plan that does work
     model: ModelShape
     gpu: Figures
     phase_gpus: Maybe[dict[Phase, Figures]] = None  # of phases on another GPU
     sources: dict[str, str]  # of each number that the spec does not give
     assumed: dict[str, str]  # numbers without a published source
-    decisions: tuple[Decision, ...]  # values that the spec left open
+    decisions: Annotated[tuple[Decision, ...], Field(max_length=MAX_DECISIONS)]  # values that the spec left open
     placement: PlacementQuality
     schedule: Maybe[Schedule] = None  # None if all units are always on
     live_maps: Maybe[dict[Phase, LiveMap]] = None  # None if units keep their maps until they restart

@@ -62,7 +62,9 @@ class _FindingAsJson:
         return handler(schema["schema"])
 
 
+MAX_FINDINGS = 10_000  # more than all rules find in the largest spec
 JsonFinding = Annotated[Finding, _FindingAsJson()]
+JsonFindings = Annotated[tuple[JsonFinding, ...], Field(max_length=MAX_FINDINGS)]
 
 
 def _finding_from_json(value: Any, validated: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Finding:

@@ -33,6 +33,7 @@ EXPECTED_SHAPES = {
     "greater_than_equal": "that large",
     "less_than_equal": "that small",
     "too_short": "that long",
+    "too_long": "that short",
 }
 
 P = TypeVar("P", bound=Part)

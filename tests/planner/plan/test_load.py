@@ -272,6 +272,26 @@ def test_a_list_is_refused_at_its_first_wrong_entry(document):
     assert [each["loc"] for each in refused.value.errors() if len(each["loc"]) > 1] == [("units", 0)]
 
 
+@pytest.mark.parametrize(("section", "most"), [("demand", 1440), ("decisions", 1000)])
+def test_a_list_is_no_longer_than_a_plan_can_have_it(estimated, section, most, tmp_path):
+    """S906 at once: a page of 20,000 stretches of a day took over a minute."""
+    rates = {f"{each}_tokens_per_s": 1.0 for each in ("asked", "served", "most")}
+    hour = {"at": "00:00", "minutes": 1} | rates
+    peak = {"at": "00:00", "highest_load": 1.0, "lowest_load": 1.0, "hours_beyond": 0.0} | rates
+    entry = hour if section == "demand" else estimated[section][0]
+
+    def problem_with(length):
+        longer = [entry] * length
+        found = {"decode": peak | {"stretches": longer}} if section == "demand" else longer
+        return refusal(resealed(estimated | {section: found}), tmp_path / "plan.json")
+
+    assert problem_with(most + 1).rule.startswith("S906")
+    assert problem_with(most + 1).reason.endswith(
+        f"{'stretches' if section == 'demand' else section} is not that short"
+    )
+    assert "short" not in str(problem_with(most))
+
+
 @pytest.mark.parametrize(("text", "reason"), [(b"[],", "lists and objects"), (b"1,", "values")])
 def test_a_document_of_too_many_parts_is_not_parsed(text, reason):
     """They take a hundred times more memory than their bytes."""
