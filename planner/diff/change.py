@@ -168,13 +168,15 @@ class DayCost(Part):
     after_by_former: Rounded | None  # at the old prices; None if the change moves no yardstick
 
 
-class Net(Part):
-    """What an ordinary day leaves in dollars, and the capacity of all units, before and after the change."""
+NetSides = tuple[Rounded6, Rounded6]  # before and after the change
 
-    has_income: bool  # False: a plan has no prices of tokens, so that only cost counts
-    before: Rounded6 | None  # income less cost of the day as it runs; None without a price
-    after: Rounded6 | None
-    capacity: dict[Phase, tuple[Rounded6, Rounded6]]  # tokens/s at the expected speed; of phases that both plans have
+
+class Net(Part):
+    """An ordinary day's bill and income in dollars, as it runs, and the capacity of all units."""
+
+    bill: NetSides | None  # None if a plan has no price of a GPU-hour
+    income: NetSides | None  # None if a plan has no prices of tokens
+    capacity: dict[Phase, NetSides]  # tokens/s at the expected speed; of phases that both plans have
 
 
 class LossSides(Part):

@@ -5,44 +5,52 @@ Both are of the ordinary day as it runs: without `kubernetes.controller` all uni
 
 from collections.abc import Iterator
 
-from planner.diff.change import Net
+from planner.diff.change import Net, NetSides
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
 from planner.report.as_run import as_run
 
 
 def compare_days(before: Plan, after: Plan) -> Net:
-    """Return a day's income less its cost before and after the change, and the capacity of phases in both plans."""
-    has_income = all(plan.cost and plan.cost.revenue_usd_per_day is not None for plan in (before, after))
-    old, new = (_usd_left(plan, has_income=has_income) for plan in (before, after))
+    """Return a day's bill and income before and after the change, and the capacity of phases in both plans."""
+    costs = as_run(before).cost, as_run(after).cost
     known = {phase: (_capacity(before, phase), _capacity(after, phase)) for phase in PHASES}
-    capacity = {phase: (one, other) for phase, (one, other) in known.items() if one is not None and other is not None}
-    return Net(has_income=has_income, before=old, after=new, capacity=capacity)
+    return Net(
+        bill=_sides(*(cost and cost.usd_per_day for cost in costs)),
+        income=_sides(*(cost and cost.revenue_usd_per_day for cost in costs)),
+        capacity={phase: sides for phase, each in known.items() if (sides := _sides(*each)) is not None},
+    )
 
 
 def describe_net(net: Net) -> Iterator[str]:
-    """Yield the line on what the change costs a day, and on the capacity."""
-    parts = []
-    if net.before is not None and net.after is not None:
-        more = round(net.after - net.before)
-        effect = f"{'brings' if more > 0 else 'costs'} ${abs(more):,} a day" if more else "costs nothing"
-        left = f" ({_usd(net.before)} -> {_usd(net.after)} left of a day's income)"
-        parts.append(f"the change {effect}{left if net.has_income else ', income aside'}")
+    """Yield the line on what the change makes of a day's bill and income, and of the capacity."""
+    parts = [_describe_usd(net.bill, net.income)] if net.bill else []
     rates = [f"{phase} {_rates(*sides)}" for phase, sides in net.capacity.items()]
     parts += [f"capacity of all units, tokens/s: {', '.join(rates)}"] if rates else []
     if parts:
         yield "; ".join(parts)
 
 
-def _usd_left(plan: Plan, *, has_income: bool) -> float | None:
-    """Return a day's income less its cost, in dollars; None without a price.
+def _describe_usd(bill: NetSides, income: NetSides | None) -> str:
+    """Say how bill and income move, and what that costs or brings a day."""
+    if income is None:
+        return f"the bill {_move(*bill)}, income aside"
+    left = [round(earned - paid) for paid, earned in zip(bill, income, strict=True)]
+    more = left[1] - left[0]
+    effect = f"{'brings' if more > 0 else 'costs'} ${abs(more):,} a day" if more else "costs nothing"
+    moves = f"the bill {_move(*bill)}, income {_move(*income)}"
+    return f"{moves}: the change {effect} ({_usd(left[0])} -> {_usd(left[1])} left of a day's income)"
 
-    Income counts as 0 unless `has_income`.
-    """
-    cost = as_run(plan).cost
-    if cost is None:
-        return None
-    return (cost.revenue_usd_per_day or 0.0) * has_income - cost.usd_per_day
+
+def _move(before: float, after: float) -> str:
+    """Say how a day's dollars move: `rises $544 a day`."""
+    more = round(after - before)
+    return f"{'rises' if more > 0 else 'falls'} ${abs(more):,} a day" if more else "stays"
+
+
+def _sides(before: float | None, after: float | None) -> NetSides | None:
+    """Return both figures; None if either is unknown."""
+    return None if before is None or after is None else (before, after)
 
 
 def _capacity(plan: Plan, phase: Phase) -> float | None:

@@ -376,7 +376,7 @@ def _line_style(kind: str) -> dict[str, Any]:
 
 def _wrap(words: str, width: float) -> Iterator[str]:
     """Yield `words` as lines of small text that are at most `width` inches long."""
-    yield from textwrap.wrap(_clean(words), int(width * CHARACTERS_PER_INCH))
+    yield from textwrap.wrap(_clean(words), int(width * CHARACTERS_PER_INCH), break_on_hyphens=False)
 
 
 def _shorten(name: str) -> str:

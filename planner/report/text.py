@@ -128,7 +128,9 @@ def _problems(report: Report) -> Iterator[str]:
     """Yield the engine's refusals and the plan's warnings, each as a bulleted list."""
     for topic, title in (("refusals", "It cannot run:"), ("warnings", "Warnings:")):
         messages = [
-            textwrap.fill(format_value(row), WIDTH, initial_indent="  - ", subsequent_indent="    ")
+            textwrap.fill(
+                format_value(row), WIDTH, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False
+            )
             for row in report.section_rows(topic)
         ]
         if messages:

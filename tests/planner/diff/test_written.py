@@ -220,6 +220,7 @@ def test_what_a_change_costs_is_one_line_on_one_basis():
 
     left = before.cost.revenue_usd_per_day - before.cost.usd_per_day
     assert line.startswith(
-        f"the change costs ${usd:,.0f} a day (${left:,.0f} -> ${left - usd:,.0f} left of a day's income); capacity of"
+        f"the bill rises ${usd:,.0f} a day, income stays: the change costs ${usd:,.0f} a day "
+        f"(${left:,.0f} -> ${left - usd:,.0f} left of a day's income); capacity of"
     )
-    assert aside.startswith("the change costs nothing, income aside; capacity of all units, tokens/s: prefill ")
+    assert aside.startswith("the bill stays, income aside; capacity of all units, tokens/s: prefill ")
