@@ -145,9 +145,9 @@ def _read_pair(option: str, words: str, least: float, most: float, form: str, ex
 def _read_kubernetes(words: str) -> Kubernetes:
     namespace, slash, image = words.partition("/")
     if not slash:
-        raise _wrong(
-            "--kubernetes", words, "must be NAMESPACE/IMAGE", "manifests need both", f"for example {MANIFESTS}"
-        )
+        reason = "Kubernetes is required: a spec without an image gives a plan that cannot run"
+        fix = f"leave it out for {MANIFESTS}, and change that in the file later"
+        raise _wrong("--kubernetes", words, "must be NAMESPACE/IMAGE", reason, fix)
     parts = {"kubernetes.namespace": namespace, "kubernetes.image": image}
     wrong = [each for path, part in parts.items() for each in FORMS[path].findings("--kubernetes", part, part)]
     if wrong:

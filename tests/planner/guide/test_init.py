@@ -144,6 +144,16 @@ def test_six_times_enter_on_a_terminal_lead_to_a_plan_without_warnings(asked, tm
     assert (plan["warnings"], plan["why_not"], plan["runnable"]) == ([], [], True)
 
 
+def test_none_is_no_answer_about_kubernetes(tmp_path, capsys):
+    """S922 says that a plan needs an image, and how to go on without a decision."""
+    status = main(["init", *HAVE, "--kubernetes", "none", "-o", str(tmp_path / "spec.yaml")])
+    said = capsys.readouterr().err
+
+    assert (status, "[S922]" in said) == (2, True)
+    assert "Kubernetes is required: a spec without an image gives a plan that cannot run" in said
+    assert "leave it out for chat/" in said
+
+
 WRONG = {
     "--model (deepseek-v9) must be in the catalog": ("deepseek-v9", "deepseek-r1"),
     "--gpu (h9000) must be in the catalog": ("h9000", "h800"),
