@@ -10,7 +10,8 @@ from typing import Any
 
 from planner.estimate.failures import recovery_s, suggest_spare
 from planner.facts import names
-from planner.facts.day import HOUR_MINUTES, MINUTE_S, hh_mm, minute_of, periods
+from planner.facts.catalog import ASSUMED
+from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, MINUTE_S, hh_mm, minute_of, periods
 from planner.facts.engines import OURS
 from planner.facts.quantities import BYTES_PER_GBIT
 from planner.facts.terms import PHASES, Phase
@@ -31,6 +32,9 @@ MISSED_VERDICTS = (
 )  # of an SLO
 
 GUESSES = ("operating_point.", "schedule.start.")  # sections whose defaults are guesses about a cluster
+MEMORY_PARTS = {"cuda_graphs": "cuda_graph_bytes", "headroom": "headroom_bytes"}  # assumed part -> its bytes
+NEVER_MEASURED = "never measured"
+OF_NO_CLUSTER = "a guess: the spec does not say it of this cluster"
 FEW_TIMES = 2  # of equal peaks that are all named
 SHARE_DIGITS = 3  # of a share, as it is shown
 MAX_NUMBERS = 4  # in a list; of a longer list its length and range are shown
@@ -302,9 +306,38 @@ def _worst_loss(plan: Plan, when: str, on: Mapping[Phase, tuple[int, Step | None
         ("units_on", units_on),
         ("share", share, "share"),
         ("at", step and step.at),
+        ("unserved_usd_per_hour", _unserved_usd(plan, phase, share, step), "USD", "predicted"),
         ("nodes_off", step and _nodes_used(plan) - step.nodes),
         *_recovery_fields(plan, phase),
     )
+
+
+def _unserved_usd(plan: Plan, phase: Phase, lost: float, step: Step | None) -> float | None:
+    """Return the most income of an hour, in dollars, that a failure leaves unserved; None without prices of tokens.
+
+    It stops the share `lost` of the units of `phase` that are on in `step`. Without a step, the result is also None if
+    not all of them are on all day.
+    """
+    most_usd, loads = plan.cost and plan.cost.revenue_if_all_answered_usd_per_day, plan.demand or {}
+    varies = step is None and _fewest_units_on(plan, phase)[1] is not None
+    if most_usd is None or phase not in loads or varies:
+        return None
+    tokens = sum(each.asked_tokens_per_s * each.minutes for each in loads[phase].stretches)
+    found = [0.0]
+    for hours in zip(*(load.stretches for load in loads.values()), strict=True):
+        of_phase = hours[list(loads).index(phase)]
+        since = minute_of(of_phase.at) - (minute_of(step.at) if step else 0)
+        if tokens and since % DAY_MINUTES < (step.minutes if step else DAY_MINUTES):
+            served = min(_served_share(each) for each in hours)
+            left = min(served, _served_share(of_phase, 1 - lost))
+            usd = most_usd * of_phase.asked_tokens_per_s * HOUR_MINUTES / tokens
+            found.append(usd * (served - left))
+    return max(found)
+
+
+def _served_share(hour: StretchDemand, running: float = 1.0) -> float:
+    """Return the share of a stretch's tokens that a phase can serve while the share `running` of its units is up."""
+    return min(1.0, running * hour.most_tokens_per_s / hour.asked_tokens_per_s) if hour.asked_tokens_per_s else 1.0
 
 
 def _join_or(words: Sequence[str]) -> str:
@@ -400,14 +433,29 @@ def _assumed_rows(plan: Plan) -> Iterator[Row]:
     if any(each.not_predicted is None for each in (plan.performance or {}).values()):
         lengths, _, why = describe_assumed_lengths(plan.spec).removeprefix("assumes ").rstrip(")").partition(" (")
         yield from make_rows("assumed", ("request_lengths", lengths or None, "", "assumed", why))
+    evidence = [each.evidence for each in (plan.performance or {}).values() if each.evidence]
+    if unmeasured := next((each.why for each in evidence if each.family == "none"), None):
+        yield from make_rows("assumed", (f"speed of {plan.engine}", NEVER_MEASURED, "", "assumed", unmeasured))
     for name, source in plan.assumed.items():
-        yield from make_rows("assumed", (name, source.removeprefix("assumed: "), "", "assumed"))
+        why = source.removeprefix(f"{ASSUMED}: ")
+        yield from make_rows("assumed", (name, *_assumed_value(plan, name), "assumed", why))
     for each in plan.decisions:
         if each.why == DEFAULT and each.path.startswith(GUESSES):
-            yield from make_rows("assumed", (each.path, _format_setting(each.value), "", "default"))
+            yield from make_rows("assumed", (each.path, _format_setting(each.value), "", "default", OF_NO_CLUSTER))
     if _assumes_read_rate(plan):
         path = "operating_point.prefill.cache_read_rate"
         yield from make_rows("assumed", (path, CACHE_READ_RATE, "", "default", "the most that 3FS gave a node"))
+
+
+def _assumed_value(plan: Plan, name: str) -> tuple[Any, str]:
+    """Return (value, unit) of the assumed number `name`: a part of a phase's memory, or a figure of a GPU."""
+    section, _, part = name.rpartition(".")
+    for phase, memory in plan.memory.items():
+        if section == phase and (size := getattr(memory, MEMORY_PARTS.get(part, ""), None)):
+            return size, "bytes"
+    gpus = {f"{phase}.gpu": gpu for phase, gpu in (plan.phase_gpus or {}).items()}
+    figure = getattr(gpus.get(section, plan.gpu), part, None)
+    return ("as the reason says" if figure is None else figure), ""
 
 
 def _assumes_read_rate(plan: Plan) -> bool:

@@ -7,7 +7,6 @@ from planner.plan.row import Row
 from planner.report.report import Report, format_value
 
 NAMES = {"expert_load": "expert loads", "request_lengths": "request lengths"}
-MEMORY = {"cuda_graphs": "cuda_graph_bytes", "headroom": "headroom_bytes"}  # assumed part of memory -> its row
 MAX_TIMES = 130  # most characters of the list of hours with too little capacity
 FEW = 2  # most defaults of a section that are shown with their values
 
@@ -201,11 +200,15 @@ def _failure_sentence(report: Report) -> str:
     if not whens:
         return ""
     losses = [_loss_in_words(report, when) for when in whens]
-    line = f"worst: {losses[0][0]} stops {losses[0][1]}"
+    line = f"losing {losses[0][0]} stops {losses[0][1]}"
     for lost, stops in losses[1:]:
-        line += f"; {f'{lost} stops ' if lost != losses[0][0] else ''}{stops}"
+        line += f"; {f'losing {lost} stops ' if lost != losses[0][0] else ''}{stops}"
     line += f"; out {_outage_duration(report, f'failure.{whens[0]}')}"
-    return line + ("; losing the only gateway stops all" if report.text("failure", "gateways") == "1" else "")
+    if report.text("failure", "gateways") != "1":
+        return f"worst: {line}"
+    if report.text(f"failure.{whens[0]}", "units_on") == "1":
+        return f"worst: {line}; losing the only gateway stops all"
+    return f"worst: losing the only gateway stops all; of GPUs and nodes, {line}"
 
 
 def _loss_in_words(report: Report, when: str) -> tuple[str, str]:
@@ -214,8 +217,10 @@ def _loss_in_words(report: Report, when: str) -> tuple[str, str]:
     domains, phase, place, at, stopped, on, share = (report.text(f"failure.{when}", name) for name in names)
     stops = f"the only {phase} unit, and so the service" if on == "1" else f"{stopped} of {on} {phase} units ({share})"
     time = f" at {at}, with fewest on" if at else "" if on == "1" else " with all on"
+    if (usd := report.text(f"failure.{when}", "unserved_usd_per_hour")) not in ("", "$0"):
+        time += f", and up to {usd} of an hour's income"
     gpu = "rank" if report.text("cluster", "gpu") == "cpu" else "GPU"
-    return f"losing one {domains.replace('gpu', gpu)} ({place})", f"{stops}{time}"
+    return f"one {domains.replace('gpu', gpu)} ({place})", f"{stops}{time}"
 
 
 def _outage_duration(report: Report, section: str) -> str:
@@ -237,14 +242,11 @@ def _assumed_sentence(report: Report) -> str:
         section, _, name = row.name.rpartition(".")
         if row.provenance == "default":
             sections.setdefault(section, []).append(f"{name} {format_value(row)}")
-        elif size := report.text(f"memory.{section}", MEMORY.get(name, "")):
-            named.append(f"{name.replace('_', ' ')} of {section} ({size})")
+        elif row.unit == "bytes":
+            named.append(f"{name.replace('_', ' ')} of {section} ({format_value(row)})")
         else:
-            named.append(f"{NAMES[name]} ({format_value(row)})" if name in NAMES else row.name)
+            named.append(row.name if section else f"{NAMES.get(name, name)} ({format_value(row)})")
     named += [f"{each} ({', '.join(those) if len(those) <= FEW else 'defaults'})" for each, those in sections.items()]
-    families = [report.text(f"performance.{each}", "evidence.family") for each in _star_parts(report, "performance.*")]
-    if "none" in families:
-        named.append(f"speed of {report.text('plan', 'engine')} (never measured)")
     return "; ".join(named) or "nothing"
 
 

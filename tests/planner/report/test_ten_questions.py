@@ -105,10 +105,13 @@ def test_what_more_traffic_costs(page, said):
 def test_which_values_are_assumed(page, said):
     """The table has every assumed row, and the summary names the kinds."""
     table = section(page, "why").partition("Assumed")[2]
-    rows = [row["name"] for row in said["report"] if row["section"] == "assumed"]
+    rows = [row for row in said["report"] if row["section"] == "assumed"]
 
-    assert [name for name in rows if name not in table] == []
-    assert len(rows) >= 8
+    assert [row["name"] for row in rows if row["name"] not in table or row["note"] not in table] == []
+    assert [row["name"] for row in rows if not row["note"]] == []
+    assert "speed of tidemill\tnever measured\tnobody has measured" in table
+    assert "speed of tidemill (never measured)" in section(page, "summary")
+    assert len(rows) >= 9
 
 
 def test_how_full_a_decode_gpu_is(page, said):

@@ -77,15 +77,32 @@ def test_the_first_lines_answer_what_is_asked(shipped):
         "longer at the peak, with 109.3% of this load; no slo.ttft_ms"
     )
     assert lines["failure"].startswith(
-        "worst: losing one GPU, node or rack (decode-0 rank 0) stops 1 of 2 decode units (50.0%) at 03:30, with fewest "
-        "on; 1 of 9 decode units (11.1%) with all on; out until repaired: no node is a spare (the 210 off are"
+        "worst: losing the only gateway stops all; of GPUs and nodes, losing one GPU, node or rack (decode-0 rank 0) "
+        "stops 1 of 2 decode units (50.0%) at 03:30, with fewest on, and up to $3,343 of an hour's income; 1 of 9 "
+        "decode units (11.1%) with all on; out until repaired: no node is a spare (the 210 off are"
     )
     assert (
-        "(power law, alpha 1.01, seed 0); cuda graphs of decode (2.7 GB); schedule.start (defaults" in lines["assumed"]
+        "expert loads (power law, alpha 1.01, seed 0); speed of tidemill (never measured); cuda graphs of decode (2.7 "
+        "GB); schedule.start (defaults" in lines["assumed"]
     )
     assert lines["blockers"].endswith(
         "check node names (node-0 to node-277), weights (/models/deepseek-r1), folder (/mnt/models); warnings: [W138]"
     )
+
+
+def test_the_worst_loss_costs_what_its_unit_would_have_earned(shipped):
+    """While both decode units are full, one of them makes half the tokens that are answered."""
+    plan = shipped()
+    usd = next(row.value for row in plan.report if row.name == "unserved_usd_per_hour")
+    (state,) = (each for each in plan.cost.states if each.at == "03:30")
+    full = max(plan.demand["decode"].stretches, key=lambda each: each.asked_tokens_per_s / each.most_tokens_per_s)
+    answered = full.most_tokens_per_s / full.asked_tokens_per_s
+    tokens = sum(each.asked_tokens_per_s * each.minutes for each in plan.demand["decode"].stretches)
+    asked_usd = plan.cost.revenue_if_all_answered_usd_per_day * full.asked_tokens_per_s * 60 / tokens
+
+    assert usd == pytest.approx(asked_usd * answered / 2)
+    assert state.revenue_usd / state.minutes * 60 / 2 <= usd
+    assert "income" not in lines_of(shipped(**{"cost.prices": None}))["failure"]
 
 
 def test_the_first_lines_name_unknown_figures(shipped):
