@@ -303,11 +303,12 @@ def _report(arguments: argparse.Namespace) -> None:
     from planner.diff.read import read_to_show, refuse_contradictions
     from planner.diff.wording import topics
     from planner.report.page.page import plan_page
-    from planner.report.picture import draw_picture, require_pictures
+    from planner.report.picture import draw_picture, require_pictures, require_suffix
 
     picture = arguments.format if arguments.format in ("png", "svg") else None
     require_pictures(picture, arguments.chart)
     if arguments.output:
+        require_suffix(arguments.output, picture)
         require_output(arguments.output, arguments)
     files = list[Path]()
 

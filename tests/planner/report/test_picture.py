@@ -90,6 +90,16 @@ def test_a_chart_that_the_plan_lacks_is_refused_by_name(spec_file, tmp_path, cap
     assert "--chart (kv) must be a chart of the plan; the plan has no figures for it; name one of them: nodes, " in said
 
 
+@pytest.mark.parametrize(
+    ("form", "name"), [((), "a.png"), ((), "a.SVG"), (("--format", "png"), "a.svg"), (("--format", "svg"), "a.html")]
+)
+def test_an_ending_of_another_format_is_refused(spec_file, tmp_path, capsys, form, name):
+    """S904: a page that is named as a picture opens nowhere."""
+    status = main(["report", str(spec_file()), *form, "-o", str(tmp_path / name)])
+
+    assert (status, "[S904]" in capsys.readouterr().err, (tmp_path / name).exists()) == (2, True, False)
+
+
 def test_the_command_writes_a_picture_named_after_the_chart(spec_file, tmp_path, monkeypatch, capsys):
     """Without -o it lies here, under the plan's name and the chart's."""
     monkeypatch.chdir(tmp_path)
