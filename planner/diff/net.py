@@ -13,11 +13,11 @@ from planner.report.as_run import as_run
 
 def compare_days(before: Plan, after: Plan) -> Net:
     """Return a day's bill and income before and after the change, and the capacity of phases in both plans."""
-    costs = as_run(before).cost, as_run(after).cost
+    old, new = as_run(before).cost, as_run(after).cost
     known = {phase: (_capacity(before, phase), _capacity(after, phase)) for phase in PHASES}
     return Net(
-        bill=_sides(*(cost and cost.usd_per_day for cost in costs)),
-        income=_sides(*(cost and cost.revenue_usd_per_day for cost in costs)),
+        bill=(old.usd_per_day, new.usd_per_day) if old and new else None,
+        income=_sides(old.revenue_usd_per_day, new.revenue_usd_per_day) if old and new else None,
         capacity={phase: sides for phase, each in known.items() if (sides := _sides(*each)) is not None},
     )
 
