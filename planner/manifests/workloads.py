@@ -48,7 +48,8 @@ def standing_pods(plan: Plan, edits: Mapping[str, str | None]) -> dict[str, Pods
 
     A manifest that nobody can read counts as one whose pods differ.
     """
-    files, found = render_files(plan), {}
+    files = render_files(plan)
+    found: dict[str, Pods] = {}
     for name, text in files.items():
         rendered = pods_of_workloads(plan, {name: text})
         standing = rendered
