@@ -210,7 +210,8 @@ def _explain_stale_files(evidence: Evidence) -> str:
         changes = f"tidemill render would change {counted(len(names), 'file')}: {first_of(names)}"
         reasons.append(f"{changes}; render again, and commit the folder")
     if evidence.foreign:
-        reasons.append(f"GitOps tools may apply more than the folder, or less: {first_of(evidence.foreign)}; undo that")
+        found = f"GitOps tools may apply more than the folder, or less: {first_of(evidence.foreign)}"
+        reasons.append(f"{found}; move that beside it, or undo it")
     return "; ".join(reasons)
 
 

@@ -117,7 +117,7 @@ def test_a_file_that_nobody_rendered_is_foreign(name, head, capsys):
     status, said = _run(capsys, *CHECK, "--fail-on", "stale")
 
     assert status == 3
-    assert f"refused by stale: GitOps tools may apply more than the folder, or less: {name}; undo that" in said.out
+    assert f"more than the folder, or less: {name}; move that beside it, or undo it" in said.out
 
 
 @pytest.mark.parametrize("place", [".", "deploy/plan"])
@@ -128,7 +128,7 @@ def test_flux_heeds_a_sourceignore_in_every_folder(place, head, capsys):
     name = "../.sourceignore" if place == "." else "plan/.sourceignore"
 
     assert status == 3
-    assert f"refused by stale: GitOps tools may apply more than the folder, or less: {name}; undo that" in said.out
+    assert f"more than the folder, or less: {name}; move that beside it, or undo it" in said.out
 
 
 def test_a_folder_may_nest_deeper_than_calls(head, capsys):
