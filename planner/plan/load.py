@@ -66,7 +66,8 @@ def load_plan(content: bytes, path: Path) -> Plan:
     plan = validate_part(Plan, content, path)
     spec = validate_spec(plan.written, path)
     of_parts = chain(_check_digests(plan, data), spec_mistakes(plan.written, spec), _check_facts(plan, spec))
-    for finding in chain(of_parts, _check_document_digest(plan, data), _check_rebuilt(plan, spec, data)):
+    of_whole = chain(_check_document_digest(plan, data), _check_rebuilt(plan, spec, data))
+    for finding in chain(of_parts, of_whole, disagreements(_check_figures(plan))):
         raise CallError([finding.at(str(path))])
     for key, _ in _differences(data, plan.as_json()):
         raise plan_error(path, NO_PLAN, f"{key} is not as this version of tidemill writes it")
@@ -110,7 +111,6 @@ def _check_references(plan: Plan, spec: Spec) -> Iterator[Reference]:
     yield "launch_documents", sorted(plan.launch_documents), "units", "kv_cache" in first
     for number, unit in enumerate(plan.units):
         yield f"units.{number}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
-    yield from _check_figures(plan)
 
 
 def _check_figures(plan: Plan) -> Iterator[Reference]:

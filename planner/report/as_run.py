@@ -42,7 +42,7 @@ def _cost(plan: Plan, always_on: Plan) -> Cost | None:
         for phase, rate in _rates_of_a_unit(plan, "most_tokens_per_s").items()
     }
     found = estimate_cost(always_on.spec, None, plan.units, most)
-    speeds = {phase: (plan.performance or {})[phase].tokens_per_s_per_gpu for phase in most}
+    speeds = {phase: each.tokens_per_s_per_gpu for phase, each in (plan.performance or {}).items() if phase in most}
     ends = {phase: (each.low / each.mid, each.high / each.mid) for phase, each in speeds.items() if each}
     days = list_cases(always_on.spec, most, ends)
     cases = [(name, estimate_cost(spec, None, plan.units, rates)) for name, spec, rates in days]

@@ -119,38 +119,57 @@ def _try_slots(
 ) -> Iterator[AcceptedLayout | RejectedLayout]:
     """Yield the outcome of one EP size with more and more redundant experts, until more cannot beat the best rate.
 
-    `best` is number of nodes of a unit -> the best tokens/s per node so far, and is updated. Without a `balance`
-    only the smallest number above 0 is tried, which gives hot experts replicas. Yield nothing if the written number
-    does not give all GPUs equally many slots, and only a rejection if the engine cannot run the EP size.
+    `best` is number of nodes of a unit -> the best tokens/s per node so far, and is updated. Without a `balance` only
+    the fewest are tried. Yield nothing if the written number does not give all GPUs equally many slots, and only a
+    rejection if the engine cannot run the EP size.
     """
     spec, ep_size, num_logical = size.spec, size.start["ep_size"], size.spec.model.num_routed_experts
     all_redundant = even_redundants(spec, size.phase, ep_size)
     if not all_redundant:  # the written number does not give equal slots
         return
     if balance is None:
-        all_redundant = all_redundant[1:] if all_redundant[0] == 0 and len(all_redundant) > 1 else all_redundant
+        yield from _try_fewest_slots(size, all_redundant)
+        return
     fewest_requests, most_requests = _request_range(spec, size.phase)
     first = size.trial(all_redundant[0], fewest_requests)
     if refusal := _engine_refusal(first):  # more slots or requests only take more room
         yield RejectedLayout(size.numbers(all_redundant[0], fewest_requests), "engine", refusal, {})
         return
     nodes = first.layout.nodes_per_unit
-    most = _max_redundant_in_memory(size, all_redundant, fewest_requests) if balance else all_redundant[-1]
-    ideal = BestBalance(balance, num_logical + most) if balance else None
+    most = _max_redundant_in_memory(size, all_redundant, fewest_requests)
+    ideal = BestBalance(balance, num_logical + most)
     for redundant in all_redundant:
         if failure := _coverage_failure(spec, ep_size, (num_logical + redundant) // ep_size):
             yield RejectedLayout(size.numbers(redundant, fewest_requests), "failure domain", failure, {})
             continue
         found = _find_most_requests(size, redundant, balance, fewest_requests)
         yield found
-        if ideal is None:
-            return
         best[nodes] = max(best.get(nodes, 0.0), _rate(found))
         if redundant >= most or _rate_bound(found, are_free=fewest_requests < most_requests) <= best[nodes]:
             return
         least = found.numbers["max_requests"] if isinstance(found, AcceptedLayout) else fewest_requests
         if _rate(_find_most_requests(size, redundant, ideal, least)) <= best[nodes]:
             return
+
+
+def _try_fewest_slots(size: _SizeTrials, all_redundant: Sequence[int]) -> Iterator[AcceptedLayout | RejectedLayout]:
+    """Yield the outcome of the fewest redundant experts above 0 with which `coverage` is met.
+
+    These give hot experts replicas. Where they are rejected, because the engine has no such slots or memory no room for
+    them, yield 0's outcome as well.
+    """
+    spec, ep_size, fewest_requests = size.spec, size.start["ep_size"], _request_range(size.spec, size.phase)[0]
+    num_logical = spec.model.num_routed_experts
+    failures = {each: _coverage_failure(spec, ep_size, (num_logical + each) // ep_size) for each in all_redundant}
+    covered = [each for each, failure in failures.items() if failure is None]
+    above = [each for each in covered if each > 0][:1]
+    for redundant in [*above, *(each for each in covered if each == 0)]:
+        found = _find_most_requests(size, redundant, None, fewest_requests)
+        yield found
+        if isinstance(found, AcceptedLayout):
+            return
+    if failure := failures[all_redundant[-1]]:
+        yield RejectedLayout(size.numbers(all_redundant[-1], fewest_requests), "failure domain", failure, {})
 
 
 def _max_redundant_in_memory(size: _SizeTrials, all_redundant: Sequence[int], requests: int) -> int:

@@ -137,6 +137,7 @@ def test_plan_json_has_the_keys_that_others_rely_on(found_of):
         "memory",
         "model",
         "placement",
+        "reads",
         "refusals",
         "report",
         "sources",
