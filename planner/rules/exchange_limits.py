@@ -143,12 +143,16 @@ def _exchange(spec: ResolvedSpec, phase: Phase) -> Exchange | None:
 
 
 def _max_gpus(spec: ResolvedSpec, phase: Phase) -> int:
-    """Return the most GPUs that each unit of `phase` can have on the nodes that the other phases leave free."""
+    """Return the most GPUs that each unit of `phase` can have on the nodes that the other phases leave free.
+
+    SGLang's units have at most one GPU for each expert.
+    """
     nodes, per_node = spec.cluster.nodes, spec.cluster.gpus_per_node
     taken = {each: spec.written.num_units(each) * max(1, spec.phase(each).ep_size // per_node) for each in spec.phases}
     num_nodes = (nodes if isinstance(nodes, int) else len(nodes)) - len(spec.cluster.spares)
     left = num_nodes - sum(number for each, number in taken.items() if each != phase)
-    return min(max(1, left // spec.written.num_units(phase)) * per_node, MAX_EP_SIZE)
+    most = spec.model.num_routed_experts if spec.written.engine_name == "sglang" else MAX_EP_SIZE
+    return min(max(1, left // spec.written.num_units(phase)) * per_node, most, MAX_EP_SIZE)
 
 
 def _engine_in_words(spec: ResolvedSpec) -> str:

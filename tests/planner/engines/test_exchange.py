@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planner.facts.exchange import EXCHANGES
@@ -115,6 +115,7 @@ def test_gpus_that_share_attention_share_their_tokens_in_sglang_only():
     slots=st.integers(1, 3),
     max_requests=st.sampled_from([64, 1024, 4096]),
 )
+@example(engine="sglang", cluster={"gpu": "h200", "gpus_per_node": 4}, nodes=15, slots=3, max_requests=64)
 def test_what_a_refusal_offers_is_taken(engine, cluster, nodes, slots, max_requests):
     """Its changes break no rule, and mend it; of sizes, memory holds each that it offers."""
     ep_size = nodes * cluster["gpus_per_node"]
