@@ -208,7 +208,7 @@ def _failure_sentence(report: Report) -> str:
         return f"worst: {line}"
     if report.text(f"failure.{whens[0]}", "units_on") == "1":
         return f"worst: {line}; losing the only gateway stops all"
-    return f"worst: losing the only gateway stops all; of GPUs and nodes, {line}"
+    return f"worst: losing the only gateway stops all; next: {line}"
 
 
 def _loss_in_words(report: Report, when: str) -> tuple[str, str]:

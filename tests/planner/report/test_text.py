@@ -77,7 +77,7 @@ def test_the_first_lines_answer_what_is_asked(shipped):
         "longer at the peak, with 109.3% of this load; no slo.ttft_ms"
     )
     assert lines["failure"].startswith(
-        "worst: losing the only gateway stops all; of GPUs and nodes, losing one GPU, node or rack (decode-0 rank 0) "
+        "worst: losing the only gateway stops all; next: losing one GPU, node or rack (decode-0 rank 0) "
         "stops 1 of 2 decode units (50.0%) at 03:30, with fewest on, and up to $3,343 of an hour's income; 1 of 9 "
         "decode units (11.1%) with all on; out until repaired: no node is a spare (the 210 off are"
     )
