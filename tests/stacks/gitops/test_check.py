@@ -49,6 +49,15 @@ def test_a_rendered_change_passes_and_is_shown(head, capsys):
     assert said.out.endswith("\npassed: outage, degraded, slo, stale\n")
 
 
+@pytest.mark.parametrize("target", ["expert_load.json", "../base/expert_load.json"])
+def test_the_plan_replaces_no_loads_of_either_checkout(head, capsys, target):
+    """S904 for -o onto a file that the spec names, here and in the base."""
+    before = (head / target).read_bytes()
+    status, said = _run(capsys, *CHECK, "-o", target)
+
+    assert (status, "[S904]" in said.err, (head / target).read_bytes()) == (2, True, before)
+
+
 def test_a_folder_that_was_not_rendered_is_stale(head, capsys):
     """With the condition that is refused, without it the report alone says so; nothing is written either way."""
     _edit(head / "spec.yaml")
