@@ -106,7 +106,16 @@ def test_only_a_tokens_own_rows_are_added(results, case):
 @pytest.mark.parametrize("capability", [90, 100])
 @pytest.mark.parametrize(
     "kernel",
-    ["rotate_pairs", "join_keys", "choose", "take_turns", "count_pairs", "place_pairs", "copy_to_places", "add_placed"],
+    [
+        "rotate_pairs",
+        "join_keys",
+        "choose_experts",
+        "take_turns",
+        "count_pairs",
+        "place_pairs",
+        "copy_to_places",
+        "add_placed",
+    ],
 )
 def test_it_compiles_for_the_gpus(capability, kernel):
     """The kernels compile to machine code without a GPU."""
@@ -119,7 +128,7 @@ def test_it_compiles_for_the_gpus(capability, kernel):
     arguments = {
         "rotate_pairs": ((rows, table, table, *[number] * 5), {"HALF": 32, "NEIGHBOURS": True, "HEADS": 16}),
         "join_keys": ((rows, rows, rows, *[number] * 4), {"OWN": 128, "SHARED": 64, "HEADS": 16}),
-        "choose": ((table, table, index, table, number, "fp32"), gate),
+        "choose_experts": ((table, table, index, table, number, "fp32"), gate),
         "take_turns": ((*[index] * 5, number, index), {"TOP_K": 8, "PAIRS": fused.PAIRS}),
         "count_pairs": ((index, "*i32", number, number), {"PAIRS": fused.PAIRS}),
         "place_pairs": ((index, index, index, number, number), {"PAIRS": fused.PAIRS}),
