@@ -113,7 +113,7 @@ class Connection(Protocol):
         """Return the client's address and port."""
         ...
 
-    def wait(self) -> Wait:
+    def current_wait(self) -> Wait:
         """Return what the connection waits for now."""
         ...
 
@@ -153,14 +153,14 @@ class Connections:
 
     def add(self, connection: Connection) -> None:
         """Add a connection that has just been opened."""
-        self._wait_starts[connection] = connection.wait(), time.monotonic()
+        self._wait_starts[connection] = connection.current_wait(), time.monotonic()
 
     def note(self, connection: Connection, *, restarts: bool = False) -> None:
         """Record what the connection waits for now.
 
         The time of the wait begins anew if the connection waits for something else now, or if the wait `restarts`.
         """
-        wait = connection.wait()
+        wait = connection.current_wait()
         limits_s = self._wait_starts.get(connection)
         if limits_s is not None and (restarts or limits_s[0] is not wait):
             del self._wait_starts[connection]  # it goes to the end

@@ -50,7 +50,7 @@ class Http1(H11Protocol, asyncio.BufferedProtocol):
         """The client's address and port."""
         return ":".join(map(str, self.client)) if self.client else "a client"
 
-    def wait(self) -> Wait:
+    def current_wait(self) -> Wait:
         """Return what the connection waits for now."""
         if self.flow.write_paused or self.transport.is_closing():
             return Wait.READER

@@ -304,7 +304,7 @@ def test_who_does_not_read_makes_room_last(monkeypatch):
     connections, ended = Connections(4), []
 
     def add(name, wait):
-        connections.add(Mock(peer=name, wait=lambda: wait, end=lambda wait: ended.append(name)))
+        connections.add(Mock(peer=name, current_wait=lambda: wait, end=lambda wait: ended.append(name)))
 
     for name, wait in (("us", Wait.GATEWAY), ("stalled", Wait.READER), ("idle", Wait.NEXT)):
         add(name, wait)
