@@ -222,7 +222,7 @@ def share_of_hits(before: Plan, after: Plan) -> float:
         return 1.0
     if new.memory is None or (old.sharing, new.sharing) == ("all", "tenant"):
         return 0.0
-    traced = [_traced_hits(plan, before if before.kv_cache else after) for plan in (before, after)]
+    traced = [_interpolated_hits(plan, before if before.kv_cache else after) for plan in (before, after)]
     if not all(traced):
         return float((old.memory, old.disk) == (new.memory, new.disk))
     return min(traced[1] / traced[0], 1.0)
@@ -233,9 +233,13 @@ def hit_rate(*plans: Plan) -> float:
     return max((plan.spec.traffic.cache_hit_rate for plan in plans if plan.spec.traffic), default=0.0)
 
 
-def _traced_hits(plan: Plan, known: Plan) -> float:
-    """Return the trace's hit rate with the cache of `plan` on the nodes and traffic of `known`; 0 if unknown."""
-    section, spec, memory = known.kv_cache, plan.spec.kv_cache, known.spec.kv_cache.memory
+def _interpolated_hits(plan: Plan, measured: Plan) -> float:
+    """Return the hit rate for a cache as large as that of `plan` on the nodes of `measured`.
+
+    It is interpolated in the hit rates by size that `measured` has from its trace; 0 if `measured` has none or either
+    cache has no memory.
+    """
+    section, spec, memory = measured.kv_cache, plan.spec.kv_cache, measured.spec.kv_cache.memory
     if section is None or section.kept is None or spec.memory is None or memory is None:
         return 0.0
     size = section.kept.memory_bytes * spec.memory / memory

@@ -72,13 +72,14 @@ class Changes:
     remade: list[str] = field(default_factory=list)  # a sentence for each object that is replaced within the update
 
 
-def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], token: str) -> Changes:
-    """Return the differences between old and new inputs, path by path.
+def changes(api: Api | None, old: Mapping[str, Any], new: Mapping[str, Any], type_token: str) -> Changes:
+    """Return how the inputs of a resource of type `type_token` differ, path by path.
 
-    With an `api`, ask it which fields are immutable.
+    Return also which of the differences make Pulumi replace the resource. With an `api`, ask it which fields are
+    immutable.
     """
     changed = list(differences(dict(old), dict(new)))
-    if token == OBJECTS:
+    if type_token == OBJECTS:
         return _object_set_changes(api, old, new, changed)
     moved = [each for each in changed if _is_identity(each.path, dict(old), dict(new))]
     frozen = [] if moved else _frozen_changes(api, dict(new), changed)

@@ -138,8 +138,8 @@ class Item(ABC):
         """Yield the events that come before the item's first text."""
 
     @abstractmethod
-    def grow_text(self, text: str) -> Json:
-        """Return the event for more text."""
+    def delta_event(self, text: str) -> Json:
+        """Return the event that streams further text of the item."""
 
     @abstractmethod
     def end_text(self, text: str) -> Iterator[Json]:
@@ -156,7 +156,7 @@ class Item(ABC):
         text = self.read_text(part)
         if text:
             self._texts.append(text)
-            yield self.grow_text(text)
+            yield self.delta_event(text)
 
     def end(self, status: str) -> Iterator[Json]:
         """End the item with this status, and yield the events."""
@@ -187,8 +187,8 @@ class TextItem(Item):
         """Yield the event that adds the item's only part."""
         yield self._place | {"type": "response.content_part.added", "part": self._part | {"text": ""}}
 
-    def grow_text(self, text: str) -> Json:
-        """Return the event for more words or thoughts."""
+    def delta_event(self, text: str) -> Json:
+        """Return the event that streams further words or thoughts of the item."""
         return self._place | {"type": f"response.{self._part['type']}.delta", "delta": text} | self._more
 
     def end_text(self, text: str) -> Iterator[Json]:
@@ -220,8 +220,8 @@ class CallItem(Item):
         """Yield nothing: the item has no parts to announce."""
         yield from ()
 
-    def grow_text(self, text: str) -> Json:
-        """Return the event for more arguments."""
+    def delta_event(self, text: str) -> Json:
+        """Return the event that streams further text of the call's arguments."""
         return self._place | {"type": "response.function_call_arguments.delta", "delta": text}
 
     def end_text(self, text: str) -> Iterator[Json]:

@@ -6,7 +6,7 @@
     replicas_in_turn the slots of these experts
     placed_rows      the row of each (token, choice) pair, slot after slot, by counting instead of sorting
     spread_rows      tokens and their scales copied to these rows; each token is read once, as 32-bit words
-    added_rows       each token's rows weighted and added in FP32, rounded once; missing rows are not read
+    sum_rows         each token's rows weighted and added in FP32, rounded once; missing rows are not read
 
 They compute the operations of `ops.py` with the same rounding, except in the sums, where torch also rounds the weights.
 On an H100 torch's passes took 15 % of a prefill step of DeepSeek-V3, and 13 % of a decode step (docs/performance.md).
@@ -24,8 +24,8 @@ from torch import Tensor
 from runtime.kernels.ops import GateRule
 
 __all__ = [
-    *("added_rows", "are_powers_of_two", "chosen_experts", "joined_keys", "placed_rows", "replicas_in_turn"),
-    *("rotate", "spread_rows"),
+    *("are_powers_of_two", "chosen_experts", "joined_keys", "placed_rows", "replicas_in_turn", "rotate"),
+    *("spread_rows", "sum_rows"),
 ]
 
 PAIRS, CHANNELS, WORDS = 1024, 1024, 1024  # in one program: 8 pairs, 16 or 32 bytes for each thread of four warps
@@ -138,8 +138,11 @@ def spread_rows(x_TD: Tensor, place_TK: Tensor, rows_RD: Tensor, scales_TF: Tens
     )
 
 
-def added_rows(rows_RD: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
-    """Return the weighted sum of each token's rows [T, D], in the order of its choices; 0 for a token without rows."""
+def sum_rows(rows_RD: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    """Return for each token the weighted sum of its rows, [T, D], added in the order of its choices.
+
+    `place_TK` is the row of each choice, -1 for none. The sum of a token without rows is 0.
+    """
     assert all(x.is_contiguous() for x in (rows_RD, place_TK, weights_TK))
     sums_TD = rows_RD.new_empty(len(place_TK), rows_RD.shape[1])
     if len(place_TK):

@@ -219,7 +219,7 @@ class GpuOps(Ops):
     def add_rows(self, rows_RD: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """Return the weighted sum of each token's rows, reading each existing row once."""
         if self._runs_triton(rows_RD):
-            return fused.added_rows(rows_RD.contiguous(), place_TK, weights_TK.contiguous())
+            return fused.sum_rows(rows_RD.contiguous(), place_TK, weights_TK.contiguous())
         return super().add_rows(rows_RD, place_TK, weights_TK)
 
     def fp8_experts(self, x: Quantised, counts: list[int], counts_M: Tensor, experts: ExpertCodes) -> Tensor:
