@@ -198,7 +198,7 @@ def _compare_cost(before: Plan, after: Plan) -> Sides:
 
 
 def _performance(plan: Plan, phase: Phase) -> dict[str, Row]:
-    """Return name -> row of the figures of a phase's speed and load that are compared."""
+    """Return the rows that a diff compares of a phase's speed and load, by name."""
     sections, names = (f"performance.{phase}", f"demand.{phase}"), (*SPEEDS, *UNSHOWN)
     return _traffic(plan, phase) | _figures(plan, sections, names)
 

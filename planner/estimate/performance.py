@@ -141,8 +141,9 @@ def _imbalance(
 def _token_copies(model: Model, layout: PhaseLayout, unit: UnitShape, expert_map: ExpertMap) -> Exchange:
     """Return how many copies of a token a normal dispatch sends to other GPUs and to other nodes.
 
-    If tokens prefer near replicas, the copies to other nodes fall in proportion to the pairs that leave a node.
-    Otherwise, if the map says how many bytes its dispatch sends, the copies follow from those bytes.
+    Copies to other nodes are the expected ones of even routing. If tokens prefer near replicas, they are scaled by the
+    share of pairs that leave the node, relative to even routing. Otherwise, if the map says how many bytes its dispatch
+    sends, they follow from those bytes.
     """
     expected = expected_copies(
         model, unit.num_gpus, unit.num_nodes, groups_on_nodes=expert_map.policy == "hierarchical"

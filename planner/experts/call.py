@@ -68,8 +68,8 @@ def wrong_arguments(
 ) -> Iterator[Finding]:
     """Yield the mistakes in `call`. If `num_experts` is unknown, yield only mistakes that do not depend on it.
 
-    `first_layer` is the first MoE layer as LOADS record it. `drops_rows` tells whether the rows of dense layers are
-    dropped because of --first-layer.
+    `first_layer` is the first MoE layer by the file LOADS; None if the file does not say. `drops_rows` is True if
+    --first-layer made the reader drop rows of dense layers, or if that is unknown.
     """
     out_of_range = [*_less_than_one(call), *_too_many_gpus(call)]
     yield from out_of_range

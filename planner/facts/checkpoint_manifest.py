@@ -19,9 +19,10 @@ MAX_BYTES = 100 * 2**20  # ranks read no larger manifest
 
 
 def read_weights_digest(config: Path, written: str, config_digest: str) -> str | Finding | None:
-    """Return the manifest's sha256, None if there is no manifest, or the finding that the manifest is wrong.
+    """Return the sha256 of the manifest file beside `config`, None if there is none, or a finding if it is wrong.
 
-    The manifest lies beside `config`; `written` is the config's path as the spec writes it.
+    It is wrong if it is unreadable or of another version, or if it belongs to a `config.json` whose digest is not
+    `config_digest`. `written` is the config's path as the spec writes it.
     """
     try:
         content = read_optional_file(config.with_name(MANIFEST), MAX_BYTES)

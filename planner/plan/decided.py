@@ -44,7 +44,7 @@ def decided_sections(candidate: Candidate, choice: Choice) -> dict[str, Any]:
 
 
 def _kept_facts(candidate: Candidate, written: dict[str, Any]) -> KeptFacts:
-    """Return the facts from which the running part of the plan follows. `written` is the spec as planned."""
+    """Return the facts from which all else in the plan that runs is derived. `written` is the spec as planned."""
     spec, model = candidate.resolved, candidate.resolved.model
     memory = {each.phase: Memory.model_validate(each) for each in candidate.memory}
     shared = SharedFacts.model_construct(

@@ -97,7 +97,10 @@ def _find_block_matrices(model: Model, precision: Precision) -> BlockMatrices:
 
 
 def _cut_dense_layers(block_matrices: BlockMatrices, section: PhaseSpec, engine: EngineName) -> Iterator[_Cut]:
-    """Yield how each matrix of dense layers is split. SGLang checks unsplit ones too, because it joins two matrices."""
+    """Yield how the dense layers' matrices are split, once for each number of channels.
+
+    Unsplit matrices are yielded only for SGLang. It checks them too, because it joins two matrices.
+    """
     is_cut = section.ep_size == section.attention_tp or engine == "vllm"
     num_gpus = section.attention_tp if is_cut else 1
     for channels in sorted({layer.ffn.intermediate_size for layer, each in block_matrices if each.part == "dense"}):

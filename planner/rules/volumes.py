@@ -117,7 +117,10 @@ def _is_mountable(path: str | None) -> TypeGuard[str]:
 
 
 def _node_path(path: str, volumes: Volumes) -> str | None:
-    """Return the node's folder that pods see at `path`; None if a claim is mounted there, or if a path is wrong."""
+    """Return the node's folder that pods see at `path`.
+
+    Return None if no volume or no folder of the node is mounted there, or if a path is wrong.
+    """
     index = volume_of(path, volumes)
     host_path = None if index is None else volumes[index].get("host_path")
     if index is None or host_path is None or not (is_folder(path) and is_folder(host_path)):

@@ -185,7 +185,10 @@ def fewer_units(spec: ResolvedSpec) -> Iterator[Series]:
 
 
 def smaller_units(spec: ResolvedSpec) -> Iterator[Series]:
-    """Yield changes to smaller units, with about the present number of redundant experts, then with the fewest."""
+    """Yield one series of changes to smaller units.
+
+    It has those with about the present number of redundant experts, then those with the fewest.
+    """
     yield chain(smaller_sizes(spec), smaller_sizes(spec, fewest_slots=True))
 
 

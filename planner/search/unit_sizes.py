@@ -96,9 +96,10 @@ def smaller_sizes(spec: ResolvedSpec, *, fewest_slots: bool = False) -> Iterator
 
 
 def merged_units(spec: ResolvedSpec) -> Iterator[Change]:
-    """Yield changes that replace several units of part of a node with units of a whole node.
+    """Yield changes that replace units which each have a part of a node with units of a whole node.
 
-    The first change has at least as many GPUs, the second fewer.
+    The first change has at least as many GPUs. The second has fewer, and is left out if there is no such number. There
+    are no changes if the spec has a schedule.
     """
     per_node = spec.cluster.gpus_per_node
     whole: dict[str, Any] = {}

@@ -71,7 +71,7 @@ def may_be_auto(field: FieldInfo) -> bool:
 def undecided_in(section: BaseModel, above: str = "") -> Iterator[str]:
     """Yield the dotted path of each field below `section` whose value is still `auto`.
 
-    `above` is the section's own path.
+    `above` is the section's own path with a dot at its end; empty for the whole spec.
     """
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

@@ -121,9 +121,9 @@ def _page_data(plan: Plan, nodes: Sequence[Node], unit_of: dict[str, PlannedUnit
 
 
 def _loads(demand: Demand) -> list[tuple[int, float | None]]:
-    """Return for each stretch of the day with constant demand (first minute, demand / the units' maximum).
+    """Return (first minute, load) for each stretch of the day with constant demand.
 
-    The load is None if no unit is on.
+    The load is the demand over the most that the units serve then; None if no unit is on.
     """
     return [
         (minute_of(each.at), each.asked_tokens_per_s / each.most_tokens_per_s if each.most_tokens_per_s else None)
