@@ -91,8 +91,9 @@ def deep_ep_form(
     ops: Ops,
     capacity: int | None,
 ) -> TokenDispatcher | None:
-    """Return the form of DeepEP that fits this unit. If none does, log once why not, and return None.
+    """Return the form of DeepEP that fits this unit, or None if none does.
 
+    If the unit has GPUs, the package and more than one rank, and still no form fits, log once why not.
     `capacity` is the most tokens that any rank dispatches at once in a unit without prompts; None in a unit with
     prompts.
     """

@@ -358,7 +358,8 @@ class AllToAllDispatcher:
     def send_sizes(self, sizes_WX: Tensor) -> Sizes:
         """Send each rank its line of `sizes_WX`, and return what was sent and received.
 
-        A line begins with the number of pairs for each slot of the rank.
+        A line has the number of pairs for each slot of the rank, and then the numbers of rows that the dispatcher in
+        use needs, if any.
         """
         one_each = [1] * self.group.size
         received_WX = self.group.all_to_all(sizes_WX, one_each, one_each)

@@ -71,7 +71,7 @@ class NodeDispatcher(AllToAllDispatcher):
         return exchange_by_relays
 
     def _sizes_by_relay(self, pairs_WM: Tensor, to_relay_W: Tensor, rows_W: Tensor) -> Tensor:
-        """Return the numbers to send to each rank, one line per rank, [W, X].
+        """Return the line of numbers that `send_sizes` sends to each rank, [W, X].
 
         A rank's line has four parts: the number of pairs for each of its slots; the number of rows that it relays; the
         number of rows for the rank itself; the number of rows to pass on to each rank of its node.

@@ -2,7 +2,7 @@
 
     tokens        prompt_ids + generated
     num_cached    the number of leading tokens whose latents exist
-    prefilling    num_cached < num_to_prefill: the next chunk is a part of the prompt
+    prefilling    num_cached < num_to_prefill: the next chunk is of the prompt, or of generated tokens computed with it
     decoding      otherwise: the next row is the token after the cached ones. Only in a replay do others follow it
 
 A request that lost its ranks comes back with the tokens that they generated. They are prefilled with its prompt or, in
@@ -118,7 +118,7 @@ class Request:
 
     @property
     def is_prefilling(self) -> bool:
-        """True if a part of the prompt is still to be computed."""
+        """True if tokens are still to be computed in chunks: the prompt's, or generated ones computed with it."""
         return self.num_cached < self.num_to_prefill
 
     @property

@@ -157,7 +157,10 @@ class Scheduler:
         )
 
     def advance(self, request: Request, end: int) -> None:
-        """Record that a request's latents are computed up to `end`, and let other requests find its whole blocks."""
+        """Record that a request's latents are computed up to `end`.
+
+        Let other requests find its new whole blocks, if it is prefilling or `shares_answer`.
+        """
         first, behind = request.num_cached // PAGE_TOKENS, end // PAGE_TOKENS
         if first < behind and (request.is_prefilling or request.shares_answer):
             self.cache.publish(request.table, first, request.block_hashes(first, behind), request.tenant)

@@ -92,9 +92,9 @@ class Transfers:
         host_TC: Tensor,
         arrived: Callable[[], None] | None,
     ) -> None:
-        """Send latents of a layer from position `start` on.
+        """Let the sender's thread queue latents of a layer from position `start` on.
 
-        The latents are in host memory once `arrived` has returned.
+        The latents are in host memory once `arrived` has returned, or already if it is None.
         """
         self._soon(self._sender.put, transfer.outgoing, layer, start, host_TC, arrived)
 

@@ -98,7 +98,7 @@ class _Layer:
         return dict(visits[each] for each in ring) | {visits[rank][0]: expert}
 
     def apply(self, chain: dict[int, int]) -> None:
-        """Let the slots of a chain hold their next experts, and update what ranks lack and can give up."""
+        """Give each slot in `chain` the expert it maps to, and update what ranks lack and can spare."""
         for slot, expert in chain.items():
             rank = slot // self.slots_per_rank
             self._copies[self.slots[slot]] -= 1

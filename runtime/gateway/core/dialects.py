@@ -72,7 +72,7 @@ class ChunkDialect(Dialect):
 
     @abstractmethod
     def delta(self, delta: Delta, *, is_first: bool) -> Json:
-        """Return the part of a chunk that says what the delta adds to its choice, whose first delta it may be."""
+        """Return a chunk's entry for the choice to which the delta belongs. `is_first` marks a choice's first delta."""
 
     def write_answer(self, choices: Sequence[Delta], usage: Json) -> Json:
         """Return a whole answer, with its choices and the usage."""

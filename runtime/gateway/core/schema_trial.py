@@ -100,8 +100,8 @@ def _find_fault(schema: str, tokenizer: "llguidance.LLTokenizer") -> str | None:
 def _draw_token(mask: bytes, draws: random.Random) -> int:
     """Return the id of a random token that `mask`, one bit for each token, allows.
 
-    The search begins at a random byte of the mask and goes on at the mask's start. The first byte with an allowed token
-    decides, by a random bit of it.
+    The token is a random one of the first byte with allowed tokens, searched from a random byte of the mask on and, if
+    there is none up to the mask's end, from its start.
     """
     place = draws.randrange(len(mask))
     tail = mask[place:].lstrip(b"\0") or mask.lstrip(b"\0")

@@ -233,7 +233,8 @@ def _token_bytes(encoder: tokenizers.Tokenizer) -> list[bytes]:
 def byte_characters() -> list[str]:
     """Return the character that stands for each byte, `[256]`.
 
-    A printable byte stands for itself, any other byte is represented by the next character from U+0100 on.
+    A printable byte other than the space stands for itself. Any other byte is represented by the next character from
+    U+0100 on.
     """
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     substitutes = iter(range(0x100, 0x200))

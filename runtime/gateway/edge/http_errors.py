@@ -6,7 +6,7 @@ One exception, and a function for each kind of error. Each message is a sentence
     400 ambiguous_length()        its head gives the body's length in two ways
     400 oversized_call(...)       it makes more requests than may ever run at a time
     400 unsupported(...)          it asks for a feature that this server or its model does not have
-    400 unusable_schema(...)      no answer can follow its JSON schema
+    400 unusable_schema(...)      no answer can follow its JSON schema, or it is not read
     401 unknown_key()             no key, or one that is not known
     404 unknown_model(...)        another model's name
     408 body_too_slow(...)        the body took too long to arrive
@@ -106,7 +106,7 @@ def ambiguous_length() -> ApiError:
 
 
 def unusable_schema(reason: str) -> ApiError:
-    """Return the error for a JSON schema that no answer can follow."""
+    """Return the error for a JSON schema that no answer can follow, or that is not read at all."""
     return unsupported(f"response_format in JSON is not supported: {reason}", "response_format")
 
 

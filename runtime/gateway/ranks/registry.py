@@ -164,8 +164,9 @@ class Registry:
     def choose_ranks(self, size: RequestSize, hashes: BlockHashes = NO_HASHES) -> tuple[Rank, Rank] | None:
         """Return the ranks for the next request's first token and for its later tokens.
 
-        In a mixed unit both are the same rank. `hashes` are the hashes of the prompt's blocks. The result is None while
-        a phase has no ready unit or no rank has room for this size.
+        In a mixed unit both are the same rank. `hashes` are the hashes of the prompt's blocks. If no rank for
+        later tokens has room now, one at which the request may wait is chosen. The result is None if there is none
+        either, or while a phase has no ready unit.
         """
 
         def find(loads: Sequence[RankLoad]) -> Sequence[HeldPrefix]:

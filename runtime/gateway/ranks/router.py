@@ -130,7 +130,8 @@ def choose_ranks(
 
     In a mixed unit both are the same. `ranks` are those of all ready units. `turn` counts the calls, so that equal
     ranks take turns. `find_held` returns for each of the ranks given to it how much of the prompt the rank has in its
-    cache. The result is None if a phase has no ready unit or no rank has room.
+    cache. If no rank for later tokens has room now, one at which the request may wait is chosen. The result is None if
+    there is none either, or if a phase has no ready unit.
     """
     first, rest = _split_by_role(ranks)
     rest_with_room = _ranks_with_room(rest, size)
@@ -275,10 +276,11 @@ def _prompt_time(load: RankLoad, size: RequestSize, held: HeldPrefix) -> float:
 
 
 def _spread_growth(total: Work, work: Work) -> Callable[[Work, int], float]:
-    """Return a function that says how much `work` would increase the spread of load if a decode rank got it.
+    """Return a function that rates how much less even the decode ranks' load would be if one of them got `work`.
 
-    The function takes the rank's load and the number of tokens to send there. The spread is that of requests and KV
-    over ranks, and the values are in proportion to its growth. A token to be sent counts like SENT_TOKEN tokens of KV.
+    The function takes that rank's load and the number of tokens to send there. Its value is in proportion to the growth
+    of the spread of requests and KV over the ranks, the load of all of which is `total`. A token to be sent counts
+    like SENT_TOKEN tokens of KV.
     """
     after = total + work
     requests, kv = work.num_requests / after.num_requests**2, work.kv_tokens / after.kv_tokens**2

@@ -91,8 +91,9 @@ class Account:
     def begin(self, num_requests: int, num_tokens: int, *, is_stream: bool) -> "Spending":
         """Reserve a call's requests, its stream if it is one, and `num_tokens`, the most that it may use.
 
-        The tokens are those of prompts and answers. Return the reservation. Raises ApiError if the reservation exceeds
-        a limit.
+        The tokens are those of prompts and answers. Return the reservation. Raises ApiError if no tokens are left
+        this minute, or if the requests or streams would exceed their limit. The last call may take more tokens than are
+        left.
         """
         self.check_tokens()
         if self.limits is not None:

@@ -124,7 +124,7 @@ class RowLoopOps(CpuOps):
         return kernels.choose_experts(scores_TE, num_groups, num_best, topk_group, top_k)
 
     def sort_by_slot(self, slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Sort pairs by slot, by counting the pairs of each slot."""
+        """Sort (token, choice) pairs by slot, as `Ops.sort_by_slot` does, but by counting the pairs of each slot."""
         return kernels.sort_by_slot(slots_TK, num_slots)
 
 

@@ -92,9 +92,10 @@ def quantise_groups(
     LARGEST: tl.constexpr,
     MIN_MAGNITUDE: tl.constexpr,
 ):
-    """Quantise GROUPS groups of one row's channels or, if IS_GATED, of silu(gate) x up.
+    """Quantise GROUPS blocks of BLOCK channels of one row to FP8, into `codes` and `scales`.
 
-    Each slot has `room` rows. If IS_MASKED, rows beyond the slot's count are left alone.
+    If IS_GATED, a row of `x` is gate and up, and silu(gate) * up is quantised. Each slot has `room` rows.
+    If IS_MASKED, rows beyond the slot's count are left alone.
     """
     row = tl.program_id(0).to(tl.int64)
     slot, place = row // room, row % room

@@ -93,7 +93,7 @@ class HostTier:
             self._saves = self._link.begin_copy_from_device(lambda: _copy(pages, slots))
 
     def fence_saves(self) -> list[bytes]:
-        """Order all later work on the device after the copies that `save` began, and let the copied blocks be found.
+        """Order all later work on the device after the copies that `save` began. Their blocks can be found from now on.
 
         Release the slots whose copies or loads have ended, or whose lent memory nothing refers to any more. Return the
         hashes of the blocks whose copies have ended since the last call, so that they can be lent.

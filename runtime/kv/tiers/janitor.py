@@ -244,7 +244,10 @@ def _fair_level(amounts: list[int], keep: int) -> int:
 
 
 def _walk_files(root: int, only: set[Owner] | None = None) -> Iterator[tuple[Owner, int, str, os.stat_result]]:
-    """Yield (owner, open folder, name, stat result) of every block's file."""
+    """Yield (owner, open folder, name, stat result) of every block's file, of the owners `only` if they are given.
+
+    Folders that are empty after their files were yielded are removed.
+    """
     for digest, digest_folder in _walk_folders(root):
         for tenant, tenant_folder in _walk_folders(digest_folder):
             if only is not None and (digest, tenant) not in only:
