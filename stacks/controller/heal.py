@@ -60,7 +60,7 @@ class Healing:
 def find_reports(
     plan: str, units: Sequence[LiveUnit], nodes: Sequence[Manifest], settings: Mapping[str, Sequence[str]], now: float
 ) -> FaultReports:
-    """Return which nodes report a fault at the wall-clock time `now`: a condition or label named in `settings`.
+    """Return which nodes need the plan's taint at the time `now`, and which with only that taint report no fault.
 
     A condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, no
     more are tainted: units that restart must find a node. A spare that is no node of the cluster, or that the plan

@@ -56,7 +56,10 @@ def decide_marks(situation: Situation, now: float) -> Marks:
 
 
 def lending_events(situation: Situation, before: Marks, after: Marks) -> Iterator[tuple[str, str]]:
-    """Yield (reason, message) of an event for each unit whose nodes all became free or reclaimed since `before`."""
+    """Yield (reason, message) for each unit whose nodes all made the same change from the marks `before` to `after`.
+
+    The change is that to free, or from free to reclaimed.
+    """
     words = {
         (FREE, None): ("Freed", "are free"),
         (FREE, RECLAIMED): ("Freed", "are free"),

@@ -59,7 +59,9 @@ def build_status(
     now: float,
     deployment: Manifest,
 ) -> Status:
-    """Return the status at the wall-clock time `now`. Fields that have not changed stay as they are.
+    """Return the whole status at the wall-clock time `now`, with every field built anew.
+
+    A condition that has the same status in `deployment` keeps the time of its last transition.
 
     `problems` are reasons why units stay on faulty nodes, None if this round did not look at nodes. `unit_names` are
     the units of the plan, and those that have left it and still exist. `maps` are units' expert maps in service.
@@ -189,7 +191,7 @@ def _units_text(situation: Situation, decision: Decision) -> str:
 
 
 def _next_change_text(change: NextChange | None, timezone: str, clock: Clock) -> str:
-    """Return when and how the day's state changes next: `22:00: 1 stops (2026-...Z)`, or `never`.
+    """Return when and how the day's state changes next: `22:00: 1 fewer (2026-...Z)`, or `never`.
 
     The first time is in the schedule's timezone.
     """

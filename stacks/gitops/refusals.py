@@ -29,6 +29,6 @@ def loads_error(command: str, option: str, value: str | None, reason: str, fix: 
 
 
 def no_loads_file_error(command: str, option: str) -> CallError:
-    """Return the error for a spec without a file that new loads could replace."""
+    """Return the error for a spec that names no loads file: new loads would have nothing to replace."""
     fix = "write expert_load: {file: loads.json}, and commit such a file"
     return loads_error(command, option, None, "the spec has none", fix)

@@ -53,7 +53,7 @@ def is_surely_unchanged(manifest: Manifest, live: Manifest) -> bool:
 def guess_applied(live: Manifest, manifest: Manifest) -> Manifest:
     """Guess the object that applying `manifest` to `live` would give, where the server refuses a dry run.
 
-    Items of lists are matched by their index.
+    Lists of equal length are merged item by item. A list of another length is replaced as a whole.
     """
     return {**live, **{key: _guess_applied_value(live.get(key), value) for key, value in manifest.items()}}
 

@@ -48,8 +48,8 @@ def store(
     `adopts`, objects of the plan that other tools have applied are taken over. Objects whose uid is in `kept_uids`
     are not deleted.
 
-    Raises PartlyStoredError if some object was stored or deleted before the error. Any other error means that none
-    was.
+    Raises PartlyStoredError if an object was stored before the error, or if a deletion fails, even the first one.
+    Any other error means that nothing was stored or deleted.
     """
     before = _index_by_reference(old)
     done: dict[str, Manifest] = {}

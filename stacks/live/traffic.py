@@ -155,9 +155,10 @@ def _latency(grown: Counts, name: str) -> Latency | None:
 
 
 def _quantile(share: float, buckets: Mapping[float, float]) -> float:
-    """Return the value that `share` of the observations do not exceed; infinite if it is above the largest bound.
+    """Return the value that `share` of the observations do not exceed, interpolated between two buckets' bounds.
 
-    `buckets` maps each bucket's upper bound to the number of observations up to it.
+    `buckets` maps each bucket's upper bound to the number of observations up to it. The value is infinite if it is
+    above the largest finite bound, or if there are no observations.
     """
     edges = [(0.0, 0.0), *sorted(buckets.items())]
     wanted = share * edges[-1][1]

@@ -80,7 +80,7 @@ class _Step:
 def find_better_map(
     earlier: Loads, later: Loads, in_service: Rows, num_ranks: int, rules: LiveMap, limits: Limits
 ) -> BetterMap:
-    """Build a better map within `limits` for a unit of `num_ranks` ranks, or say in `why_not` why it keeps its own.
+    """Return a better map within `limits` for a unit of `num_ranks` ranks, or in `why_not` why it keeps its own.
 
     `earlier` and `later` have the rows that each expert of each layer computed in the first and the second half of
     `limits.every_s`. If there are too few rows to judge, the result is the map in service. If the map within the
@@ -169,10 +169,11 @@ def _list_steps(loads: Loads, in_service: Rows, sizes: Sizes, rules: LiveMap) ->
 def _take_steps(
     steps: Sequence[_Step], in_service: Rows, stays: Sequence[float], most_moves: float, least_worth: float
 ) -> Rows:
-    """Return the map in service after the steps that gain most for each moved slot, at most `most_moves` moves in all.
+    """Return the map in service, changed by one step after another.
 
-    Each step gains at least `least_worth` for each slot that it moves. `stays` are the layers' balances without any
-    step.
+    The next step is always the one that gains most for each slot it moves. Stop before a step that gains less than
+    `least_worth` for each slot, or when every better step would move more than `most_moves` slots in all. `stays` are
+    the layers' balances without any step.
     """
     rows, ratios, moves = list(in_service), list(stays), [0] * len(in_service)
 

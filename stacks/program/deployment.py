@@ -107,7 +107,7 @@ class Deployment(pulumi.ComponentResource):
         return Objects(name, self._conceal(_manifests_by_kind(owner, objects)), options)
 
     def _conceal(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a resource's inputs, marked as secrets if the deployment's source is secret."""
+        """Return a resource's inputs, marked as secrets (all but `PLAIN`) if the deployment's source is secret."""
         return {
             key: pulumi.Output.secret(value) if self._is_secret and key not in PLAIN else value
             for key, value in inputs.items()

@@ -50,10 +50,10 @@ def next_steps(steps: float, arrivals: float, rate: float, seconds: float) -> fl
 
 
 def next_requests(side: TokenSide, requests: float, arrivals: float, output: float, seconds: float) -> float:
-    """Return how many requests a group has after making tokens for `seconds`. A request ends after `output` tokens.
+    """Return how many requests a group of ranks has after it has made tokens for `seconds`.
 
-    `requests` is their present number, and `arrivals` is in requests a second. `seconds` is the time spent on
-    tokens: in a mixed unit only a part of the time step.
+    It has `requests` now, `arrivals` more come in a second, and each ends after `output` tokens. In a mixed unit
+    `seconds` is only a part of the time step, since prompts take the rest.
     """
     target, per_end = requests + seconds * arrivals, seconds / output
     numbers, steps = side.requests, side.token_seconds

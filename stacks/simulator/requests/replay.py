@@ -199,7 +199,10 @@ class _Loop:
         self._schedule_change(now, name)
 
     def _schedule_change(self, now: float, name: str) -> None:
-        """Schedule the next change of the token unit `name`, in place of the one that was scheduled before."""
+        """Schedule when a request of the `TokenUnit` `name` next ends or its step time is next looked up.
+
+        The time that was scheduled before no longer counts. Schedule nothing if no request gets tokens.
+        """
         self._versions[name] += 1
         when = self._units.tokens[name].next_change(now)
         if when is not None:
