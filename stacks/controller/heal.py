@@ -62,9 +62,10 @@ def find_reports(
 ) -> FaultReports:
     """Return which nodes need the plan's taint at the time `now`, and which with only that taint report no fault.
 
-    A condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, no
-    more are tainted: units that restart must find a node. A spare that is no node of the cluster, or that the plan
-    gives to a unit, is none.
+    A node needs the taint while it reports a condition or label named in `settings`, and for `STEADY_S` after that. A
+    condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, no
+    further node is tainted, since units that restart must find a node. A spare that is no node of the cluster, or that
+    the plan gives to a unit, is none.
     """
     faults = {(kind, status or "True") for kind, _, status in (each.partition("=") for each in settings["conditions"])}
     labels = settings.get("labels", ())

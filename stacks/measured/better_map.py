@@ -83,9 +83,9 @@ def find_better_map(
     """Return a better map within `limits` for a unit of `num_ranks` ranks, or in `why_not` why it keeps its own.
 
     `earlier` and `later` have the rows that each expert of each layer computed in the first and the second half of
-    `limits.every_s`. If there are too few rows to judge, the result is the map in service. If the map within the
-    limits gains too little, it is the map built without limits. Raises ValueError if no map
-    can keep the rules.
+    `limits.every_s`. If no map within the limits gains enough, the result is, for the report only, the map built
+    without limits. If there are too few rows to judge, it is the map in service. Raises ValueError if no map can keep
+    the rules.
     """
     _require_fit(rules, num_ranks, len(in_service[0]), len(earlier[0]))
     fewest, rows = (DEVIATIONS / limits.min_gain) ** 2, min(map(sum, (*earlier, *later))) / num_ranks
