@@ -251,7 +251,7 @@ def test_wrong_loads_are_named_by_their_own_file(name, content, said, gitea, che
 
 
 def test_a_repair_names_what_it_repairs(gitea, checkout, capsys):
-    """Two merges have left a folder that its spec does not render: nothing restarts, and yet files change."""
+    """Two merges have left a folder that its spec does not render: the unit with another image restarts."""
     unit = checkout / "deploy" / "leaderworkerset-deepseek-r1-decode-0.yaml"
     unit.write_text(unit.read_text().replace("runtime-gpu", "runtime-other"))
     git(checkout, "commit", "-q", "-a", "-m", "Merged")
@@ -259,7 +259,7 @@ def test_a_repair_names_what_it_repairs(gitea, checkout, capsys):
     propose(capsys)
     (request,) = requests_of(gitea, checkout)
 
-    assert request["title"] == "deepseek-r1 (deploy): repairs 1 file, no_restart"
+    assert request["title"] == "deepseek-r1 (deploy): repairs 1 file, outage, restarts 1 unit"
     assert escaped(f"deploy was stale: its spec renders 1 file ({unit.name}) differently") in request["body"]
 
 

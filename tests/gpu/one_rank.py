@@ -152,11 +152,11 @@ class NoMemory:
     def give_back(self) -> None:
         """Do nothing."""
 
-    def held(self) -> int:
+    def reserved_bytes(self) -> int:
         """Return nothing."""
         return 0
 
-    peak = free = held
+    peak = free = reserved_bytes
 
 
 @dataclass

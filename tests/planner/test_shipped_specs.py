@@ -149,7 +149,7 @@ def test_assumed_figures_are_told(spec_file):
     assert plan.plan.as_json()["assumed"].keys() == {"cluster.gpu.nominal_gb", "decode.cuda_graphs"}
     assert "cluster.gpu.nominal_gb; cuda graphs of decode" in " ".join(plan_text(plan.plan).split())
     full = " ".join(plan_text(plan.plan, full=True).split())
-    assert "cluster.gpu.nominal_gb what is said of it is 186 to 192 GB" in full
+    assert "cluster.gpu.nominal_gb 186; what is said of it is 186 to 192 GB" in full
 
 
 def test_nominal_memory_of_a_gpu_is_only_shown():
