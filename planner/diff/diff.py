@@ -14,6 +14,7 @@ from planner.diff.change import (
     LossSides,
     NodeMoves,
     Sides,
+    SpecField,
     State,
     StateSides,
     WarningMoves,
@@ -78,8 +79,7 @@ def compare_plans(
     ways = judge_rollouts(before, after, units, hours)
     worst = worst_rollout(ways)
     clients, decided = tuple(find_client_fields(before, after)), tuple(_decisions(before, after))
-    shown = {each.path for each in clients} | {each.path for each in decided}
-    shown |= {f"{phase}.{LONGEST_REQUEST}" for phase in PHASES if LONGEST_REQUEST in shown}
+    performance, cost = _compare_figures(before, after)
     return Change(
         name=after.name,
         old=before.digest,
@@ -94,16 +94,16 @@ def compare_plans(
         loads=loads,
         yardsticks=yardsticks,
         clients=clients,
-        unjudged=tuple(find_unjudged(before, after, shown, added)),
+        unjudged=tuple(find_unjudged(before, after, _named_fields(clients, decided), added)),
         decided=decided,
         units=units,
         experts=count_expert_moves(before, after),
         weights=estimate_weight_reads(after, units),
         nodes=_nodes(before, after),
         schedule=_schedule(before, after),
-        performance=_compare_performance(before, after),
+        performance=performance,
         former_promises=before.promises,
-        cost=_compare_cost(before, after),
+        cost=cost,
         net=compare_days(before, after),
         cost_of_other_days=tuple(_cost_of_days(before, after, remeasured.plan, hours)),
         failures={phase: _failures(before, after, phase) for phase in _phases(before, after)},
@@ -127,14 +127,21 @@ def _yardsticks(before: Plan, remeasured: Remeasured) -> Yardsticks | None:
     plan = remeasured.plan
     if not remeasured.moved:
         return None
+    performance, cost = _compare_figures(before, plan) if plan else ({}, Sides(before={}, after={}))
     return Yardsticks(
         moved=remeasured.moved,
         counts=remeasured.counts,
-        performance=_compare_performance(before, plan) if plan else {},
-        cost=_compare_cost(before, plan) if plan else Sides(before={}, after={}),
+        performance=performance,
+        cost=cost,
         promises=plan.promises if plan else {},
         unknown=remeasured.unknown,
     )
+
+
+def _named_fields(clients: Sequence[SpecField], decided: Sequence[DecisionSides]) -> set[str]:
+    """Return the paths of fields that the diff names with their effect."""
+    paths = {each.path for each in clients} | {each.path for each in decided}
+    return paths | {f"{phase}.{LONGEST_REQUEST}" for phase in PHASES if LONGEST_REQUEST in paths}
 
 
 def _decisions(before: Plan, after: Plan) -> Iterator[DecisionSides]:
@@ -186,21 +193,21 @@ def _states(plan: Plan) -> tuple[State, ...]:
     )
 
 
-def _compare_performance(before: Plan, after: Plan) -> dict[Phase, Sides]:
-    return {
-        phase: Sides(before=_performance(before, phase), after=_performance(after, phase))
-        for phase in _phases(before, after)
-    }
+def _compare_figures(before: Plan, after: Plan) -> tuple[dict[Phase, Sides], Sides]:
+    """Return (what is compared of each phase's speed and load, of a day's cost)."""
+    reports = [(plan, Report(() if plan.report is None else rows_of(plan))) for plan in (before, after)]
+    performance = {}
+    for phase in _phases(before, after):
+        old, new = (_performance(plan, report, phase) for plan, report in reports)
+        performance[phase] = Sides(before=old, after=new)
+    old, new = (_cost(plan, report) for plan, report in reports)
+    return performance, Sides(before=old, after=new)
 
 
-def _compare_cost(before: Plan, after: Plan) -> Sides:
-    return Sides(before=_cost(before), after=_cost(after))
-
-
-def _performance(plan: Plan, phase: Phase) -> dict[str, Row]:
+def _performance(plan: Plan, report: Report, phase: Phase) -> dict[str, Row]:
     """Return the rows that a diff compares of a phase's speed and load, by name."""
     sections, names = (f"performance.{phase}", f"demand.{phase}"), (*SPEEDS, *UNSHOWN)
-    return _traffic(plan, phase) | _figures(plan, sections, names)
+    return _traffic(plan, phase) | _figures(report, sections, names)
 
 
 def _traffic(plan: Plan, phase: Phase) -> dict[str, Row]:
@@ -210,12 +217,12 @@ def _traffic(plan: Plan, phase: Phase) -> dict[str, Row]:
     return {TRAFFIC: Row(f"demand.{phase}", TRAFFIC, plan.spec.traffic.tokens_of(phase), "")}
 
 
-def _cost(plan: Plan) -> dict[str, Row]:
+def _cost(plan: Plan, report: Report) -> dict[str, Row]:
     """Return name -> row of the figures of a day's cost that are compared.
 
     The cost with all units on is among them only if all units stay on.
     """
-    found = _figures(plan, ["cost"], COSTS)
+    found = _figures(report, ["cost"], COSTS)
     return {name: row for name, row in found.items() if name != IF_ALL_ARE_ON or _stays_on(plan)}
 
 
@@ -225,8 +232,7 @@ def _cost_of_days(before: Plan, after: Plan, by_former: Plan | None, hours: Sequ
         yield DayCost(days=day.names, before=usd[0], after=usd[1], after_by_former=usd[2])
 
 
-def _figures(plan: Plan, sections: Sequence[str], names: Iterable[str]) -> dict[str, Row]:
-    report = Report(() if plan.report is None else rows_of(plan))
+def _figures(report: Report, sections: Sequence[str], names: Iterable[str]) -> dict[str, Row]:
     rows = ((name, report.find(section, name)) for section in sections for name in names)
     return {name: row for name, row in rows if row is not None}
 

@@ -18,6 +18,7 @@ from planner.report.rows import report_of
 
 Shown = Figure | Nodes
 Show = Callable[[Plan, Report], Iterable[Figure]]
+Running = tuple[Plan, Report]  # a plan as it runs, and its report
 
 FIGURES: Mapping[str, tuple[str, Show]] = {
     "day": ("The day", show_day),
@@ -45,24 +46,24 @@ class Section:
 
 def sections_of(plan: Plan, before: Plan | None) -> Iterator[Section]:
     """Yield the sections that have figures, in the page's order."""
-    nodes = (show_nodes(as_run(before)) if before else None, show_nodes(as_run(plan)))
-    yield Section("nodes", "Nodes", NODES_INTRO, [nodes])
+    new, old = (as_run(plan), report_of(plan)), (as_run(before), report_of(before)) if before else None
+    yield Section("nodes", "Nodes", NODES_INTRO, [(show_nodes(old[0]) if old else None, show_nodes(new[0]))])
     for key, (title, show) in FIGURES.items():
-        if pairs := _pairs(show, plan, before):
+        if pairs := _pairs(show, old, new):
             yield Section(key, title, "", pairs)
 
 
-def _pairs(show: Show, plan: Plan, before: Plan | None) -> list[tuple[Figure | None, Figure | None]]:
-    """Return (figure of `before`, figure of `plan`) for each subject of a section; None for a missing figure."""
-    old, new = (_by_subject(show, each) for each in (before, plan))
+def _pairs(show: Show, before: Running | None, after: Running | None) -> list[tuple[Figure | None, Figure | None]]:
+    """Return (figure before, figure after) for each subject of a section; None for a missing figure."""
+    old, new = (_by_subject(show, each) for each in (before, after))
     places = {subject: place for each in (old, new) for place, subject in enumerate(each)}
     ordered = sorted(places, key=places.__getitem__)
     return [pair for subject in ordered for pair in zip_longest(old.get(subject, ()), new.get(subject, ()))]
 
 
-def _by_subject(show: Show, plan: Plan | None) -> dict[str, list[Figure]]:
+def _by_subject(show: Show, running: Running | None) -> dict[str, list[Figure]]:
     """Return subject -> figures of a plan. A figure's title begins with it, as `prefill: the fullest GPU` does."""
     found: dict[str, list[Figure]] = {}
-    for figure in show(as_run(plan), report_of(plan)) if plan and plan.report else ():
+    for figure in show(*running) if running and running[0].report else ():
         found.setdefault(re.split("[:,]", figure.title)[0], []).append(figure)
     return found
