@@ -144,7 +144,7 @@ def test_prompts_reach_decode_as_kv(url, core):
 
 
 def test_planned_bytes_hold_the_planned_tokens(url, core):
-    """Of the KV that the plan gives a unit in bytes, vLLM makes as many tokens as the plan counts."""
+    """vLLM makes as many tokens of the KV bytes that the plan gives a unit as the plan counts."""
     (address,) = addresses(core, PREFILL)
     (size,) = (
         each.labels["kv_cache_size_tokens"] for each in samples(address) if each.name == "vllm:cache_config_info"
@@ -162,7 +162,7 @@ def test_metrics_have_the_names_that_the_plan_says(url, core):
 
 
 def test_a_killed_decode_unit_is_missed_for_seconds(url, core):
-    """Of one request a second none fails that was sent over five seconds later, or answered before."""
+    """No request fails that was sent over five seconds later, or answered before; one is sent each second."""
     (pod,) = pods_of(core, NAMESPACE, DECODE[0]).values()
     seconds = BEFORE_S + AFTER_S
     with ThreadPoolExecutor(1 + seconds) as pool:

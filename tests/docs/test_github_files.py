@@ -41,7 +41,7 @@ def test_a_workflow_pins_its_actions():
 
 
 def test_a_release_is_built_with_pinned_tools():
-    """By version and hash; what the package itself installs is held by constraints, and nothing else is installed."""
+    """Its tools are pinned by version and hash, the package's own by constraints, and nothing else is installed."""
     workflow = (FOLDER / "workflows" / "release.yml").read_text()
     tools = [line for line in (FOLDER / "release-tools.txt").read_text().splitlines() if line and line[0] != "#"]
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]

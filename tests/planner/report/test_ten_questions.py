@@ -150,7 +150,7 @@ def test_how_near_the_expert_map_is_to_its_bound(page, said):
 
 
 def test_which_units_are_on_at_three(page, said):
-    """By name, with the nodes that they take, without a node to be chosen."""
+    """The page names them, with the nodes that they take, before a node is chosen."""
     (step,) = (each for each in said["schedule"]["steps"] if each["at"] == "03:00")
     counts = {phase: step[f"{phase}_units"] for phase in ("prefill", "decode")}
     ranges = " and ".join(f"{on} {phase} ({phase}-0 to {on - 1})" for phase, on in counts.items())

@@ -255,7 +255,7 @@ def test_promises_are_those_of_the_spec():
 
 
 def test_a_person_judges_what_figures_do_not(change):
-    """That is what no figure shows, and errors that callers get; no other condition is about these."""
+    """It refuses what no figure shows, and errors that callers get; no other condition is about these."""
     fields = {
         "unjudged": (SpecField(path="kubernetes.image", values=None),),
         "clients": (SpecField(path="gateway.port", values=None),),

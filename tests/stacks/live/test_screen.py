@@ -156,7 +156,7 @@ def test_another_expert_map_is_an_event():
 
 
 def test_a_look_names_the_map_that_a_unit_follows():
-    """By a short digest and the reason; a unit with the plan's map has none, and so has a gateway."""
+    """It has a short digest and the reason; a unit with the plan's map has neither, nor has a gateway."""
     kept = UnitRecord("chat-decode-0", "decode", "ready", 2, planned_map="sha256:0", map_in_service="sha256:0")
     own = {"map_in_service": f"sha256:{'1' * 64}", "epoch": 3, "own_epoch": 3, "own_reason": "max/mean 2 -> 1"}
     applied = {"map_in_service": f"sha256:{'2' * 64}", "epoch": 4, "own_epoch": 3}
