@@ -27,12 +27,14 @@ def units_meet_demand(c: Candidate) -> Iterator[Finding]:
 
     Each is about its fullest hour. A night with too few units hides no promise that is missed by day.
     """
-    fullest_first = sorted(c.busy_hours, key=lambda each: each[0].load, reverse=True)
     for phase in dict.fromkeys(load.phase for load, _ in c.busy_hours):
-        hours = [(load, served) for load, served in fullest_first if load.phase == phase]
-        yield from (_report_excess(c.resolved, load) for load in [load for load, served in hours if served is None][:1])
-        for load, served in [(load, served) for load, served in hours if served is not None][:1]:
-            yield from _report_slow_units(c.resolved, load, served)
+        hours = [each for each in c.busy_hours if each[0].phase == phase]
+        refusing = [load for load, served in hours if served is None]
+        serving = [(load, served) for load, served in hours if served is not None]
+        if refusing:
+            yield _report_excess(c.resolved, max(refusing, key=lambda load: load.load))
+        if serving:
+            yield from _report_slow_units(c.resolved, *max(serving, key=lambda each: each[0].load))
 
 
 def _report_excess(spec: ResolvedSpec, load: PhaseLoad) -> Finding:
