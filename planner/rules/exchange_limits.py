@@ -98,6 +98,11 @@ def explain_missing_replicas(spec: ResolvedSpec, phase: Phase) -> str | None:
     return f"it has slots for replicas only of experts that it can move, and cannot move those in {called}"
 
 
+def most_gpus_per_unit(spec: ResolvedSpec) -> int:
+    """Return the most GPUs of any unit. SGLang's have at most one for each expert, even with redundant experts."""
+    return min(MAX_EP_SIZE, spec.model.num_routed_experts) if spec.written.engine_name == "sglang" else MAX_EP_SIZE
+
+
 def nearest_units(spec: ResolvedSpec, phase: Phase) -> list[tuple[int, int]]:
     """Return (EP size, redundant experts) of the nearest smaller and the nearest larger unit that can run.
 
@@ -143,16 +148,12 @@ def _exchange(spec: ResolvedSpec, phase: Phase) -> Exchange | None:
 
 
 def _max_gpus(spec: ResolvedSpec, phase: Phase) -> int:
-    """Return the most GPUs that each unit of `phase` can have on the nodes that the other phases leave free.
-
-    SGLang's units have at most one GPU for each expert.
-    """
+    """Return the most GPUs that each unit of `phase` can have on the nodes that the other phases leave free."""
     nodes, per_node = spec.cluster.nodes, spec.cluster.gpus_per_node
     taken = {each: spec.written.num_units(each) * max(1, spec.phase(each).ep_size // per_node) for each in spec.phases}
     num_nodes = (nodes if isinstance(nodes, int) else len(nodes)) - len(spec.cluster.spares)
     left = num_nodes - sum(number for each, number in taken.items() if each != phase)
-    most = spec.model.num_routed_experts if spec.written.engine_name == "sglang" else MAX_EP_SIZE
-    return min(max(1, left // spec.written.num_units(phase)) * per_node, most, MAX_EP_SIZE)
+    return min(max(1, left // spec.written.num_units(phase)) * per_node, most_gpus_per_unit(spec))
 
 
 def _engine_in_words(spec: ResolvedSpec) -> str:

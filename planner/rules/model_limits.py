@@ -6,7 +6,7 @@ from planner.facts.engine_models import ENGINE_MODELS, EngineModel
 from planner.facts.terms import Phase
 from planner.problems.finding import Finding
 from planner.problems.fix import HERE, Fix, nearest
-from planner.rules.exchange_limits import explain_missing_replicas, nearest_units
+from planner.rules.exchange_limits import explain_missing_replicas, most_gpus_per_unit, nearest_units
 from planner.rules.rule import Candidate
 from planner.spec.resolved import ResolvedSpec
 
@@ -28,7 +28,7 @@ def engine_runs_model(c: Candidate) -> Iterator[Finding]:
 def units_have_at_most_one_gpu_per_expert(c: Candidate) -> Iterator[Finding]:
     """Reject units with more GPUs than the model has experts: SGLang refuses them, even with redundant experts."""
     spec = c.resolved
-    most = spec.model.num_routed_experts
+    most = most_gpus_per_unit(spec)
     for phase in spec.phases:
         if (size := spec.phase(phase).ep_size) > most:
             rule = f"S758 must be at most num_routed_experts ({most}) to run on {spec.written.engine_name}"
