@@ -31,7 +31,7 @@ from stacks.measured.limits import Limits
 from stacks.measured.samples import fetch
 
 if TYPE_CHECKING:
-    from stacks.measured.live_maps import LiveMaps, ServingUnit, Turn
+    from stacks.measured.live_maps import LiveMaps, ServingUnit, Visit
 
 __all__ = ["FollowedMaps", "read_rules", "serving_units", "update_maps"]
 
@@ -49,7 +49,7 @@ class FollowedMaps:
     trouble: str = ""  # as last said
     live: "LiveMaps | None" = None
 
-    def look(self, limits: Limits, units: "Sequence[ServingUnit]") -> "Turn | None":
+    def look(self, limits: Limits, units: "Sequence[ServingUnit]") -> "Visit | None":
         """Return the outcome of the last visit to a unit if it has ended since the last look; start the next visit.
 
         A visit measures a unit and may change its map within `limits`. New `limits` begin measuring anew.
@@ -60,14 +60,14 @@ class FollowedMaps:
             self.limits, self.live = limits, LiveMaps(limits)
         return self.live.look(units)
 
-    def news(self, turn: "Turn | None") -> str:
-        """Return what an operator has to hear of a turn: a switch, or a failure unlike the last one. Else empty."""
-        if turn is None or not (turn.has_switched or turn.has_failed):
+    def news(self, visit: "Visit | None") -> str:
+        """Return what an operator has to hear of a visit: a switch, or a failure unlike the last one. Else empty."""
+        if visit is None or not (visit.has_switched or visit.has_failed):
             return ""
-        before, self.trouble = self.trouble, turn.said if turn.has_failed else ""
-        if turn.has_switched:
-            return f"{turn.unit} follows a better expert map: {turn.said}"
-        return "" if turn.said == before else f"{turn.unit} gets no better expert map: {turn.said}"
+        before, self.trouble = self.trouble, visit.said if visit.has_failed else ""
+        if visit.has_switched:
+            return f"{visit.unit} follows a better expert map: {visit.said}"
+        return "" if visit.said == before else f"{visit.unit} gets no better expert map: {visit.said}"
 
 
 @dataclass(frozen=True)
@@ -159,15 +159,15 @@ def serving_units(
         yield _Unit(unit.name, len(urls), rules[unit.phase], life, urls, hand_in)
 
 
-def update_maps(written: Sequence[Mapping[str, Any]], turn: "Turn | None") -> list[dict[str, Any]]:
-    """Return the status' `expertMaps` after a turn; those `written` before it, if `turn` is None."""
+def update_maps(written: Sequence[Mapping[str, Any]], visit: "Visit | None") -> list[dict[str, Any]]:
+    """Return the status' `expertMaps` after a visit; those `written` before it, if `visit` is None."""
     found = {each["unit"]: dict(each) for each in written}
-    if turn is not None and turn.in_service is not None:
-        epoch, digest = turn.in_service.epoch, digest_of(turn.in_service.rows)
-        before = found.get(turn.unit, {})
+    if visit is not None and visit.in_service is not None:
+        epoch, digest = visit.in_service.epoch, digest_of(visit.in_service.rows)
+        before = found.get(visit.unit, {})
         kept = {key: before[key] for key in ("adopted", "decision") if key in before and before["epoch"] == epoch}
-        news = {"adopted" if turn.has_switched else "decision": turn.said} if turn.said else {}
-        found[turn.unit] = {"unit": turn.unit, "inService": digest, "epoch": epoch} | kept | news
+        news = {"adopted" if visit.has_switched else "decision": visit.said} if visit.said else {}
+        found[visit.unit] = {"unit": visit.unit, "inService": digest, "epoch": epoch} | kept | news
     return [found[unit] for unit in sorted(found)]
 
 

@@ -180,11 +180,11 @@ def _follow_maps(
     except ProviderError as error:
         follower.say(f"no expert map changes, since pods cannot be looked at: {error}")
         return written
-    turn = follower.maps.look(limits, list(serving_units(follower.api, deployment, rules, situation.units, pods)))
-    if message := follower.maps.news(turn):
+    visit = follower.maps.look(limits, list(serving_units(follower.api, deployment, rules, situation.units, pods)))
+    if message := follower.maps.news(visit):
         follower.say(message)
-        report_event(follower, deployment, "ExpertMap", message, now, is_warning=bool(turn and turn.has_failed))
-    return update_maps(written, turn)
+        report_event(follower, deployment, "ExpertMap", message, now, is_warning=bool(visit and visit.has_failed))
+    return update_maps(written, visit)
 
 
 def _lend_nodes(

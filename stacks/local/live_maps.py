@@ -42,13 +42,13 @@ class _Unit:
 
 def note_live_maps(record: Record, live: LiveMaps, settings: LiveSettings, folder: Path) -> Record:
     """Let `live` look at the units that serve. Return the record with the outcome of the visit to a unit that ended."""
-    turn = live.look(list(_serving_units(record, settings, folder)))
-    if turn is None:
+    visit = live.look(list(_serving_units(record, settings, folder)))
+    if visit is None:
         return record
-    (unit,) = (unit for unit in record.units if unit.name == turn.unit)
-    if turn.has_switched and turn.in_service is not None:
-        return record.with_unit(replace(unit, own_epoch=turn.in_service.epoch, own_reason=turn.said, decision=None))
-    return record.with_unit(replace(unit, decision=turn.said or unit.decision))
+    (unit,) = (unit for unit in record.units if unit.name == visit.unit)
+    if visit.has_switched and visit.in_service is not None:
+        return record.with_unit(replace(unit, own_epoch=visit.in_service.epoch, own_reason=visit.said, decision=None))
+    return record.with_unit(replace(unit, decision=visit.said or unit.decision))
 
 
 def _serving_units(record: Record, settings: LiveSettings, folder: Path) -> Iterator[_Unit]:

@@ -26,7 +26,7 @@ from stacks.measured.limits import Limits
 from stacks.measured.moved import Moved, promise, read_totals
 from stacks.measured.recorded import read_recorded
 
-__all__ = ["LiveMaps", "ServingUnit", "Turn"]
+__all__ = ["LiveMaps", "ServingUnit", "Visit"]
 
 NUM_FORMER = 10  # assumed: older switches tell little of the present load
 RETRY_S = 5.0  # assumed: ranks that do not answer have a reason that lasts for seconds
@@ -66,7 +66,7 @@ class ServingUnit(Protocol):
 
 
 @dataclass(frozen=True)
-class Turn:
+class Visit:
     """The outcome of a visit to one unit, which reads its counts and may change its map.
 
     `said` is a sentence for `status`, empty without news; `in_service` is the unit's map, None if it was not read.
@@ -89,20 +89,20 @@ class LiveMaps:
         self._adopted: dict[str, InService] = {}  # by unit, what it has switched to last
         self._moved: dict[str, deque[Moved]] = {}  # by unit, what its last switches have moved
         self._thread = ThreadPoolExecutor(1, "maps")
-        self._turn: Future[Turn] | None = None
+        self._visit: Future[Visit] | None = None
 
-    def look(self, units: Sequence[ServingUnit]) -> Turn | None:
+    def look(self, units: Sequence[ServingUnit]) -> Visit | None:
         """Start the next visit to a unit that is due.
 
         Return the outcome of the last visit if it has ended since, else None.
         """
         ended = None
-        if self._turn is not None and self._turn.done():
-            ended, self._turn = self._turn.result(), None
+        if self._visit is not None and self._visit.done():
+            ended, self._visit = self._visit.result(), None
             if ended.has_failed:
                 self._again_at[ended.unit] = time.monotonic() + RETRY_S
-        if self._turn is None and (unit := next(filter(self._is_due, units), None)) is not None:
-            self._turn = self._thread.submit(self._take_turn, unit)
+        if self._visit is None and (unit := next(filter(self._is_due, units), None)) is not None:
+            self._visit = self._thread.submit(self._visit_unit, unit)
         return ended
 
     def _is_due(self, unit: ServingUnit) -> bool:
@@ -113,28 +113,28 @@ class LiveMaps:
 
     # on the thread
 
-    def _take_turn(self, unit: ServingUnit) -> Turn:
+    def _visit_unit(self, unit: ServingUnit) -> Visit:
         """Visit a unit: read its row counts and, once they cover a whole period, decide about its map and switch."""
         try:
             found, rows = unit.map_in_service(), read_recorded(unit.metrics).loads
             halves = self._measured[unit.name].add(time.monotonic(), unit.life, rows)
             if found.epoch == 0 and (former := self._adopted.pop(unit.name, None)) is not None:
                 return self._restore(unit, found, former)
-            return Turn(unit.name, in_service=found) if halves is None else self._decide(unit, found, halves)
+            return Visit(unit.name, in_service=found) if halves is None else self._decide(unit, found, halves)
         except (OSError, TidemillError, ValueError, LookupError) as error:
-            return Turn(unit.name, f"its loads or its map cannot be read: {error}", has_failed=True)
+            return Visit(unit.name, f"its loads or its map cannot be read: {error}", has_failed=True)
 
-    def _decide(self, unit: ServingUnit, found: InService, halves: Halves) -> Turn:
+    def _decide(self, unit: ServingUnit, found: InService, halves: Halves) -> Visit:
         """Switch a unit to a better map, if there is one within the limits.
 
         Raises OSError or ValueError if the unit's first rank does not answer.
         """
         better = find_better_map(*halves, found.rows, unit.num_ranks, unit.rules, self._limits)
         if better.why_not is not None:
-            return Turn(unit.name, f"{better}, but {better.why_not}" if better.moves else better.why_not, found)
+            return Visit(unit.name, f"{better}, but {better.why_not}" if better.moves else better.why_not, found)
         return self._switch(unit, found, better.physical_to_logical, better.num_bytes, str(better))
 
-    def _restore(self, unit: ServingUnit, found: InService, former: InService) -> Turn:
+    def _restore(self, unit: ServingUnit, found: InService, former: InService) -> Visit:
         """Switch a unit that has started again to its map of before.
 
         Keep its present map if its plan has changed, or if the limits forbid the move.
@@ -142,24 +142,24 @@ class LiveMaps:
         moves = sum(map(ne, chain(*former.rows), chain(*found.rows)))
         num_bytes = moves * unit.rules.expert_bytes
         if former.unit_digest != found.unit_digest or num_bytes > self._limits.max_bytes:
-            return Turn(unit.name, in_service=found)
+            return Visit(unit.name, in_service=found)
         said = f"the map of before it started again, for {counted(moves, 'expert')}"
         return self._switch(unit, found, former.rows, num_bytes, said)
 
-    def _switch(self, unit: ServingUnit, found: InService, rows: Rows, num_bytes: int, said: str) -> Turn:
+    def _switch(self, unit: ServingUnit, found: InService, rows: Rows, num_bytes: int, said: str) -> Visit:
         """Let a unit follow `rows`, which move `num_bytes`, in place of the map `found`.
 
-        Return the turn, which says `said` and what the move took, beside what was promised.
+        Return the visit, which says `said` and what the move took, beside what was promised.
         """
         former = self._moved.setdefault(unit.name, deque(maxlen=NUM_FORMER))
         promised, before = promise(former, num_bytes), read_totals(unit.metrics)
         ending = unit.hand_over(rows)
         if ending.reason is not None:
-            return Turn(unit.name, f"it stays in epoch {ending.number}: {ending.reason}", found, has_failed=True)
+            return Visit(unit.name, f"it stays in epoch {ending.number}: {ending.reason}", found, has_failed=True)
         del self._measured[unit.name]  # loads of the former map decide nothing
         self._adopted[unit.name] = adopted = InService(ending.number, rows, found.unit_digest)
         with suppress(OSError, ValueError):  # it has switched, whoever can be asked how
             moved = read_totals(unit.metrics).since(before)
             former.append(moved)
             said = f"{said}; {moved.beside(promised)}"
-        return Turn(unit.name, said, adopted, has_switched=True)
+        return Visit(unit.name, said, adopted, has_switched=True)
