@@ -1,7 +1,7 @@
 """Rules about `kubernetes`, except those about volumes, pods and overlays."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -73,6 +73,18 @@ def heal_conditions_mean_faults(c: ValidValues) -> Iterator[Finding]:
             rule, fix = "S472 must not be Ready", removal()
             reason = "Ready is true on a healthy node, and Kubernetes itself ends the pods of a node that is not Ready"
             yield Finding(f"kubernetes.controller.heal.conditions.{index}", kind, rule, reason, fix)
+
+
+def heal_labels_mean_faults(c: ValidValues) -> Iterator[Finding]:
+    """Reject a heal label that every node of units has, spares too: all of them would be faulty."""
+    labels: Sequence[str] = c["kubernetes.controller.heal.labels"]
+    selector: Mapping[str, str] = c["kubernetes.node_selector"]
+    required = {f"{key}={value}" for key, value in selector.items()}
+    for index, label in enumerate(labels):
+        if label in required:
+            rule, fix = "S472 must not be in kubernetes.node_selector", removal()
+            reason = "units run only on nodes with this label, so all of them would count as faulty"
+            yield Finding(f"kubernetes.controller.heal.labels.{index}", label, rule, reason, fix)
 
 
 def image_has_gpu_kernels(c: Candidate) -> Iterator[Finding]:
@@ -220,6 +232,7 @@ RULES = (
     Rule("S507", "fields", controller_needs_leader_worker_sets),
     Rule("S202", "fields", tidemill_image_is_given),
     Rule("S472", "fields", heal_conditions_mean_faults),
+    Rule("S472", "fields", heal_labels_mean_faults),
     Rule("W107", "started", image_has_gpu_kernels),
     Rule("W107", "laid out", image_matches_engine),
     Rule("W111", "laid out", pods_have_rdma),

@@ -41,7 +41,7 @@ def handle_faulty_nodes(
         follower.say(f"cannot look at nodes: {error}")
         return None
     plan, settings = deployment["metadata"]["name"], deployment["spec"]["heal"]
-    reports = find_reports(plan, situation.units, nodes, settings, now)
+    reports = find_reports(plan, situation.units, nodes, pods, settings, now)
     health = find_node_health(situation.units, nodes, pods, reports, now)
     healing = heal(situation, decision, health)
     _taint_nodes(follower, deployment, nodes, reports, now)

@@ -14,12 +14,14 @@ is over they are lost, and the controller deletes them by force, so that others 
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.facts import names
+from planner.facts.quantities import first_of
 from stacks.controller.decide import Decision, Scale
 from stacks.controller.situation import LiveUnit, Situation
+from stacks.kube.faults import fault_statuses, reported_fault
 from stacks.kube.manifest import Manifest, list_conditions, parse_instant
 from stacks.kube.taints import repelling_taints, taint_text
 
@@ -58,28 +60,31 @@ class Healing:
 
 
 def find_reports(
-    plan: str, units: Sequence[LiveUnit], nodes: Sequence[Manifest], settings: Mapping[str, Sequence[str]], now: float
+    plan: str,
+    units: Sequence[LiveUnit],
+    nodes: Sequence[Manifest],
+    pods: Sequence[Manifest],
+    settings: Mapping[str, Sequence[str]],
+    now: float,
 ) -> FaultReports:
     """Return which nodes need the plan's taint at the time `now`, and which with only that taint report no fault.
 
     A node needs the taint while it reports a condition or label named in `settings`, and for `STEADY_S` after that. A
-    condition must be true, or have the status after its `=`. If more nodes report a fault than there are spares, no
-    further node is tainted, since units that restart must find a node. A spare that is no node of the cluster, or that
-    the plan gives to a unit, is none.
+    condition must be true, or have the status after its `=`. No further node is tainted where units would then lack
+    nodes: those that restart must find others.
     """
-    faults = {(kind, status or "True") for kind, _, status in (each.partition("=") for each in settings["conditions"])}
-    labels = settings.get("labels", ())
-    reporting = {_name(node) for node in nodes if _reports_fault(node, faults, labels)}
+    reporting = {_name(node) for node in nodes if reported_fault(node, settings)}
     over = {_name(node) for node in nodes if _has_only_our_taint(node, plan)} - reporting
-    lately = {_name(node) for node in nodes if _name(node) in over and _reported_lately(node, faults, labels, now)}
-    spares = {spare for unit in units for spare in unit.spares} & {_name(node) for node in nodes}
-    spares -= {node for unit in units for node in unit.nodes}
-    if len(reporting) <= len(spares):
-        return FaultReports(frozenset(reporting | lately), frozenset(over))
-    tainted = {_name(node) for node in nodes if _has_taint(node, names.FAULTY_TAINT)}
-    some = ", ".join(sorted(reporting)[:MAX_NAMED])
-    why = f"{len(reporting)} nodes report faults ({some}), more than there are spares ({len(spares)})"
-    return FaultReports(frozenset(reporting & tainted | lately), frozenset(over), f"{why}: plan again without them")
+    lately = {_name(node) for node in nodes if _name(node) in over and _reported_lately(node, settings, now)}
+    tolerations = _tolerations([pod for _, pod in _placed_pods(units, nodes, pods)])
+    sound = {_name(node) for node in nodes if not any(repelling_taints(node, tolerations))} - reporting
+    short = _find_short_nodes(units, sound) & reporting
+    kept = short - {_name(node) for node in nodes if _has_taint(node, names.FAULTY_TAINT)}
+    faults = FaultReports(frozenset(reporting - kept | lately), frozenset(over))
+    if not kept:
+        return faults
+    which = f"units' nodes that report faults ({first_of(sorted(short), MAX_NAMED)})"
+    return replace(faults, problem=f"too few sound spares are there for {which}: plan again without them")
 
 
 def find_node_health(
@@ -89,22 +94,21 @@ def find_node_health(
 
     Pods are matched by name: a foreign pod with the labels of a unit would keep it moving for ever.
     """
-    by_name = {each["metadata"]["name"]: each for each in nodes}
-    owner = {pod: unit.name for unit in units for pod in _pods(unit)}
-    placed = [pod for pod in pods if pod["metadata"]["name"] in owner and pod["spec"].get("nodeName") in by_name]
+    by_name = {_name(each): each for each in nodes}
+    placed = _placed_pods(units, nodes, pods)
     faults: dict[str, dict[str, str]] = {unit.name: {} for unit in units}
-    for pod in placed:
-        unit, name = owner[pod["metadata"]["name"]], pod["spec"]["nodeName"]
-        why = _find_fault(by_name[name], _tolerations(pod), is_over=name in reports.recovered)
+    for unit, pod in placed:
+        name = pod["spec"]["nodeName"]
+        why = _find_fault(by_name[name], _tolerations([pod]), is_over=name in reports.recovered)
         if why and "deletionTimestamp" not in pod["metadata"]:
             faults[unit][name] = why
-    tolerations = _tolerations(placed[0]) if placed else []  # all units' pods have the same
+    tolerations = _tolerations([pod for _, pod in placed])
     known = {node for unit in units for node in (*unit.nodes, *unit.spares)}
     bad = {each for each in known if each not in by_name or any(repelling_taints(by_name[each], tolerations))}
     taken = {pod["spec"].get("nodeName") for pod in pods}
     lost = tuple(
         pod["metadata"]["name"]
-        for pod in placed
+        for _, pod in placed
         if _is_over(pod, now) and _has_taint(by_name[pod["spec"]["nodeName"]], LOST)
     )
     return NodeHealth(faults, lost, frozenset(bad | reports.faulty | taken))
@@ -147,14 +151,37 @@ def _obstacle(situation: Situation, unit: LiveUnit, faults: Mapping[str, str], h
     return None
 
 
-def _pods(unit: LiveUnit) -> list[str]:
-    """Return the names of a unit's pods, which LeaderWorkerSet gives them."""
-    return [names.unit_pod_name(unit.name, worker, "leaderworkerset") for worker in range(len(unit.nodes))]
+def _find_short_nodes(units: Sequence[LiveUnit], sound: Collection[str]) -> set[str]:
+    """Return all nodes of units that have fewer `sound` nodes, spares included, than they take.
+
+    Units of different GPUs have different spares. A node that the plan gives to any unit is no spare.
+    """
+    taken = {node for unit in units for node in unit.nodes}
+    short: set[str] = set()
+    for spares in {unit.spares for unit in units}:
+        own = {node for unit in units if unit.spares == spares for node in unit.nodes}
+        if len((own | {*spares} - taken).intersection(sound)) < len(own):
+            short |= {*own, *spares}
+    return short
 
 
-def _tolerations(pod: Manifest) -> Sequence[Mapping[str, Any]]:
-    found: Sequence[Mapping[str, Any]] = pod["spec"].get("tolerations") or []
-    return found
+def _placed_pods(
+    units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest]
+) -> list[tuple[str, Manifest]]:
+    """Return (unit, pod) of the pods that have the names which LeaderWorkerSet gives to units', and are on `nodes`."""
+    known = {_name(node) for node in nodes}
+    owner = {
+        names.unit_pod_name(unit.name, worker, "leaderworkerset"): unit.name
+        for unit in units
+        for worker in range(len(unit.nodes))
+    }
+    placed = [pod for pod in pods if pod["spec"].get("nodeName") in known]
+    return [(owner[_name(pod)], pod) for pod in placed if _name(pod) in owner]
+
+
+def _tolerations(pods: Sequence[Manifest]) -> Sequence[Mapping[str, Any]]:
+    """Return the tolerations of pods of units, which all have the same."""
+    return pods[0]["spec"].get("tolerations") or [] if pods else []
 
 
 def _is_over(pod: Manifest, now: float) -> bool:
@@ -163,20 +190,15 @@ def _is_over(pod: Manifest, now: float) -> bool:
     return end is not None and end < now
 
 
-def _reports_fault(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequence[str]) -> bool:
-    own = {f"{key}={value}" for key, value in (node["metadata"].get("labels") or {}).items()}
-    return any((each["type"], each["status"]) in faults for each in list_conditions(node)) or not own.isdisjoint(labels)
-
-
-def _reported_lately(node: Manifest, faults: Collection[tuple[str, str]], labels: Sequence[str], now: float) -> bool:
+def _reported_lately(node: Manifest, settings: Mapping[str, Sequence[str]], now: float) -> bool:
     """Return whether a node without a fault had one in the last `STEADY_S`, by its conditions and taints."""
-    instants = [*_change_times(node, faults), *(_taint_times(node) if labels else ())]
+    instants = [*_change_times(node, settings["conditions"]), *(_taint_times(node) if settings.get("labels") else ())]
     return any(_is_recent(each, now) for each in instants)
 
 
-def _change_times(node: Manifest, faults: Collection[tuple[str, str]]) -> Iterator[str]:
+def _change_times(node: Manifest, faults: Sequence[str]) -> Iterator[str]:
     """Yield the time of the last change of each of a node's fault conditions."""
-    kinds = {kind for kind, _ in faults}
+    kinds = {kind for kind, _ in fault_statuses(faults)}
     return (each.get("lastTransitionTime") or "" for each in list_conditions(node) if each["type"] in kinds)
 
 
@@ -192,8 +214,8 @@ def _is_recent(written: str, now: float) -> bool:
     return instant is not None and abs(now - instant) < STEADY_S
 
 
-def _name(node: Manifest) -> str:
-    name: str = node["metadata"]["name"]
+def _name(live: Manifest) -> str:
+    name: str = live["metadata"]["name"]
     return name
 
 

@@ -14,7 +14,7 @@ from decimal import Decimal
 from functools import reduce
 from typing import Any
 
-from planner.facts.names import COMPONENT_LABEL, KEYS_FILE, PLAN_LABEL, UNIT_LABEL
+from planner.facts.names import COMPONENT_LABEL, DEPLOYMENT_KIND, KEYS_FILE, PLAN_LABEL, UNIT_LABEL
 from planner.plan.plan import Plan
 from planner.problems.errors import InfeasibleError
 from planner.problems.finding import Finding
@@ -112,6 +112,12 @@ class Needs:
     def kinds(self) -> list[tuple[str, str]]:
         """The (apiVersion, kind) pairs of all objects to apply, each once."""
         return sorted({(each["apiVersion"], each["kind"]) for each in self.objects})
+
+    @property
+    def heal(self) -> Mapping[str, Sequence[str]] | None:
+        """The conditions and labels of faulty nodes; None if no controller moves units off such nodes."""
+        followed = (each for each in self.objects if each["kind"] == DEPLOYMENT_KIND)
+        return next((each["spec"].get("heal") for each in followed), None)
 
     def suggest_correction(self, refused: str, words: str) -> str | None:
         """Return the place in the overlay to correct, given the server's message `words` about an object or pod.

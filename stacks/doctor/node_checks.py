@@ -1,7 +1,8 @@
 """Checks that the planned nodes exist, are ready, admit the plan's pods, and have room. Pure.
 
 A unit is placed by the names of its nodes, so each node is checked for the pods planned for it. An unusable spare is
-only a note: the unit starts without it. A node that cannot be used at all is not checked further.
+only a note: the unit starts without it. So is a node that reports a fault. A node that cannot be used at all is not
+checked further.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from decimal import Decimal
 from stacks.doctor.facts import ClusterFacts
 from stacks.doctor.findings import Check, Finding
 from stacks.doctor.needs import Needs, PodSet, pod_requests, sum_amounts
+from stacks.kube.faults import reported_fault
 from stacks.kube.manifest import Manifest, find_condition
 from stacks.kube.pods import unready_nodes
 from stacks.kube.quantities import Amounts, amount_text, amounts
@@ -63,6 +65,7 @@ def nodes(needs: Needs, facts: ClusterFacts) -> Iterator[Finding]:
             yield place.finding("node", f"it is not ready: {_explain_unready(node)}", fix)
         else:
             yield from _find_barriers(place, node)
+            yield from _find_fault(place, node, needs)
             yield from _find_shortages(place, node)
             yield from _find_occupied(place, node, needs, facts)
 
@@ -109,6 +112,15 @@ def _find_barriers(place: PlannedNode, node: Manifest) -> Iterator[Finding]:
     for taint in _blocking_taints(node, place.pod_set):
         fix = f"remove it: kubectl taint node {place.name} {taint}-; or tolerate it in kubernetes.tolerations"
         yield place.finding("taint", f"it has the taint {taint}, which the pods do not tolerate", fix)
+
+
+def _find_fault(place: PlannedNode, node: Manifest, needs: Needs) -> Iterator[Finding]:
+    """Yield a note if the node reports a fault, by the plan's own settings: the controller moves units off it."""
+    fault = reported_fault(node, needs.heal) if needs.heal else None
+    if fault:
+        reason = f"it has {fault}, and by kubernetes.controller.heal that is a fault, which units leave"
+        fix = f"repair it, or correct kubernetes.controller.heal; or without the node: {PLAN_WITHOUT}"
+        yield Finding("node", f"Node {place.name}", reason, fix, blocks=False)
 
 
 def _explain_absence(name: str, known: Mapping[str, Manifest]) -> tuple[str, str]:

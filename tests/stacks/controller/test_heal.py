@@ -10,7 +10,7 @@ from planner.facts import names
 from stacks.controller.decide import decide
 from stacks.controller.heal import STEADY_S, FaultReports, find_node_health, find_reports, heal
 from stacks.controller.situation import Orders
-from tests.stacks.controller.days import HOUR, MIDNIGHT, situation
+from tests.stacks.controller.days import HOUR, MIDNIGHT, UNITS, situation
 from tests.stacks.controller.test_decide import EVERY_STATE
 
 NOON, NIGHT = MIDNIGHT + 12 * HOUR, MIDNIGHT + 23 * HOUR
@@ -40,12 +40,12 @@ def seen(states, *, spares=(SPARE,), orders=None):
     return replace(found, units=tuple(units))
 
 
-def reports(nodes, *conditions, labels=(), spares=("s0", "s1"), now=NOON):
-    """What they report to the plan x, whose spec has these conditions and labels. The spares are sound."""
+def reports(nodes, *conditions, labels=(), spares=("s0", "s1"), pods=(), now=NOON):
+    """What they report to the plan x, whose spec has these conditions and labels. Other nodes of units are sound."""
     known = {each["metadata"]["name"] for each in nodes}
-    everywhere = [*nodes, *(node(spare) for spare in spares if spare not in known)]
+    everywhere = [*nodes, *(node(each) for each in (*UNITS, *spares) if each not in known)]
     units = seen(ALL_READY, spares=spares).units
-    return find_reports("x", units, everywhere, {"conditions": conditions, "labels": labels}, now)
+    return find_reports("x", units, everywhere, pods, {"conditions": conditions, "labels": labels}, now)
 
 
 def healing(states, cordoned, *, now=NOON, orders=None, spares=(SPARE,), occupied=()):
@@ -225,24 +225,76 @@ def test_a_node_may_report_a_fault_by_another_status_or_a_label():
 def test_no_more_nodes_are_tainted_than_there_are_spares():
     """A detector may be wrong about all of them; what has its taint keeps it."""
     missing = [("GPUMissing", "True")]
-    nodes = [node("a", FAULTY, conditions=missing), node("b", conditions=missing), node("c")]
+    nodes = [node("p0", FAULTY, conditions=missing), node("p1", conditions=missing)]
 
     found = reports(nodes, "GPUMissing", spares=(SPARE,))
 
-    assert found.faulty == {"a"}
-    assert found.problem == "2 nodes report faults (a, b), more than there are spares (1): plan again without them"
+    assert found.faulty == {"p0"}
+    assert found.problem == (
+        "too few sound spares are there for units' nodes that report faults (p0, p1): plan again without them"
+    )
 
 
-@pytest.mark.parametrize("spares", [("s0", "s1", "s2", "s3"), ("p0", "p1", "d0", "d1")])
-def test_spares_that_are_none_do_not_let_all_nodes_be_tainted(spares):
-    """Names of no node, or the units' own nodes: nothing could take the units of nodes that all have a label."""
-    labels = {"kubernetes.io/os": "linux"}
-    nodes = [each | {"metadata": each["metadata"] | {"labels": labels}} for each in map(node, ("p0", "p1", "d0", "d1"))]
+LABEL = {"kubernetes.io/os": "linux"}
+
+
+def labelled(name, *taints):
+    return node(name, *taints) | {"metadata": {"name": name, "labels": LABEL}}
+
+
+@pytest.mark.parametrize(
+    ("spares", "others"),
+    [
+        (("p0", "p1", "d0", "d1"), []),
+        (("s0", "s1", "s2"), []),
+        (("s0", "s1", "s2", "s3"), [node("s0", CORDON)]),
+        (("s0", "s1", "s2", "s3"), [labelled("s0")]),
+        (("s0", "s1", "s2", "s3"), [node("s0", FAULTY | {"value": "other"})]),
+    ],
+)
+def test_no_node_is_tainted_that_no_spare_can_replace(spares, others):
+    """A label that all nodes have is no fault, and a spare that cannot take a pod is none."""
+    found = reports([*map(labelled, UNITS), *others], labels=["kubernetes.io/os=linux"], spares=spares)
+
+    assert not found.faulty & {*UNITS}
+    assert found.problem.startswith(
+        "too few sound spares are there for units' nodes that report faults (d0, d1, p0, p1"
+    )
+
+
+def test_a_spare_that_is_no_node_replaces_none():
+    """The spec may name nodes that the cluster does not have."""
+    units = seen(ALL_READY, spares=("s0", "s1", "s2", "s3")).units
     settings = {"conditions": (), "labels": ["kubernetes.io/os=linux"]}
-    found = find_reports("x", seen(ALL_READY, spares=spares).units, nodes, settings, NOON)
 
-    assert not found.faulty
-    assert found.problem.startswith("4 nodes report faults (d0, d1, p0, p1), more than there are spares (0)")
+    assert not find_reports("x", units, [*map(labelled, UNITS)], (), settings, NOON).faulty
+
+
+def test_a_spare_of_other_gpus_replaces_no_node():
+    """Units of a phase with GPUs of its own have spares of their own."""
+    units = [replace(unit, spares=("h0", "h1") if unit.phase == "prefill" else ()) for unit in seen(ALL_READY).units]
+    nodes = [labelled("p0"), node("p1"), node("d0"), labelled("d1"), node("h0"), node("h1")]
+
+    found = find_reports("x", units, nodes, (), {"conditions": (), "labels": ["kubernetes.io/os=linux"]}, NOON)
+
+    assert (found.faulty, "(d1)" in found.problem) == ({"p0"}, True)
+
+
+def test_a_taint_that_units_tolerate_leaves_a_spare_sound():
+    """All nodes of a pool have it."""
+    nodes = [node("p1", TAINT, conditions=[("GPUMissing", "True")]), *(node(each, TAINT) for each in ("s0", "s1"))]
+    tolerating = pod("d1", "d1", tolerations=[{"key": "team", "operator": "Exists"}])
+
+    assert reports(nodes, "GPUMissing", pods=[tolerating]).faulty == {"p1"}
+    assert not reports(nodes, "GPUMissing", pods=[pod("d1", "d1")]).faulty
+
+
+def test_a_spare_that_a_unit_has_moved_to_is_still_its_spare():
+    """One node was replaced before, and there is a second spare for the next."""
+    missing = [("GPUMissing", "True")]
+    nodes = [node("p0", FAULTY, conditions=missing), node("p1", conditions=missing)]
+
+    assert reports(nodes, "GPUMissing", pods=[pod("p0", "s0"), pod("p1", "p1")]).faulty == {"p0", "p1"}
 
 
 def test_a_fault_that_is_over_moves_no_unit():

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from planner.facts.names import DEPLOYMENT_KIND
 from stacks.doctor.checks import findings
 from stacks.doctor.facts import ClusterFacts
 from stacks.doctor.needs import RequiredObject
+from stacks.doctor.node_checks import nodes
 from tests.stacks.doctor.clusters import changed_pods, demo_needs, found, good_cluster, node, pod
 
 GPUS = {"limits": {"nvidia.com/gpu": "8"}}
@@ -91,6 +93,31 @@ def test_a_node_that_takes_no_pods_blocks(needs, changed, check, reason):
     assert (finding.check, finding.object, finding.blocks) == (check, "Node node-1", True)
     assert finding.reason.startswith(reason)
     assert "kubectl" not in finding.fix or "node-1" in finding.fix
+
+
+HEAL = {"conditions": ["GPUMissing"], "labels": ["health=bad"]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        (node("node-1", metadata={"labels": {"health": "bad"}}), "the label health=bad"),
+        (
+            node("node-1", status={"conditions": [*READY["conditions"], {"type": "GPUMissing", "status": "True"}]}),
+            "the condition GPUMissing=True",
+        ),
+    ],
+)
+def test_a_node_that_units_would_leave_at_once_is_a_note(needs, changed, fault):
+    """Only where the plan's controller moves units off faulty nodes."""
+    followed = {"kind": DEPLOYMENT_KIND, "spec": {"heal": HEAL}}
+    facts = with_node(good_cluster(needs), changed)
+
+    (finding,) = nodes(replace(needs, objects=(*needs.objects, followed)), facts)
+
+    assert (finding.object, finding.blocks) == ("Node node-1", False)
+    assert f"it has {fault}, and by kubernetes.controller.heal that is a fault" in finding.reason
+    assert found(needs, facts) == []
 
 
 def test_what_the_node_controller_adds_is_said_once(needs):
