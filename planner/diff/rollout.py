@@ -7,8 +7,8 @@
                          first
     Git, kubectl         every pod that differs ends at once, and starts again with all others
 
-The new gateway is ready before the old one ends. A starting unit counts only once it serves. `serving.py` has the law
-of how many units of a phase serve at least, and
+The new gateway is ready before the old one ends. A starting unit counts only once it serves. `serving.py` has the laws
+of how many units of a phase serve at least and of the seconds, and
 
     asked  = the hour's tokens / a unit's maximum rate, at most the units that are on
 
@@ -41,13 +41,14 @@ of day decides the verdict.
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import ceil
 
 from planner.diff.change import ENDING_FATES, STARTING_FATES, Rollout, Shortage, Tool, UnitChange, UnitCount, Verdict
 from planner.diff.hours import Hour, describe_times, full_unit_rate, has_controller, units_left_off
 from planner.diff.pods import is_same_deployment
-from planner.diff.serving import PhaseUnits, Turns, least_serving
+from planner.diff.serving import PhaseUnits, Turns, change_s, least_serving
 from planner.facts import names
 from planner.facts.day import MINUTE_S
 from planner.facts.engines import OURS
@@ -145,12 +146,11 @@ def rollout_s(
     start_s, *joint_s = (_start_s(plan, each) for each in (_one_of_each_phase(turns), *rounds))
     drains_s = [before.drain_s * any(each.change in ENDING_FATES for each in units) for units in rounds]
     together_s = sum(drains_s) + sum(joint_s)
-    most_turns = max(Counter(each.phase for each in turns).values(), default=0)
-    turns_s = most_turns * (before.drain_s + start_s)
+    num_turns = max(Counter(each.phase for each in turns).values(), default=0)
+    drains_last = any(each.change == "removed" for each in changes)
+    law = partial(change_s, drain_s=before.drain_s, start_s=start_s, drains_last=drains_last)
     is_in_order = has_controller(plan) and any(each.phase in plan.phases for each in together)
-    changing_s = together_s + turns_s if is_in_order else max(together_s, turns_s)
-    leave_s = before.drain_s if any(each.change == "removed" for each in changes) else 0.0
-    return ceil(leave_s + changing_s)
+    return law(together_s, num_turns) if is_in_order else max(law(together_s, 0), law(0.0, num_turns))
 
 
 def rollout_assumptions(before: Plan, after: Plan, changes: Sequence[UnitChange]) -> Iterator[str]:

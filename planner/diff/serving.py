@@ -1,4 +1,4 @@
-"""The law of how many units of a phase serve at the least during a change.
+"""The laws of a change: how many units of a phase serve at the least during it, and how long it takes.
 
     one by one    served = units on that are kept, and units that go last while others change
                            + (units that take turns, less one if no other unit stands in for it)
@@ -7,11 +7,14 @@
     in pairs      served = one, if the first unit that changes leaves an old one: while KV formats differ, one unit of
                            each phase serves alone
 
-`rollout.py` asks it of two plans before the change. The controller asks it of the cluster when the change begins, as
-the floor that it holds itself to.
+    seconds       units that start or change together + turns x (drain + start) + the drain of units that leave
+
+`drain` is that of the pods that end, so the former plan's. `rollout.py` asks both laws of two plans before the change.
+The controller asks them of the cluster when the change begins, as the promise that it holds itself to.
 """
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 Turns = Literal["none", "now", "with_room"]  # all at once, or one by one, with or without a stand-in
@@ -41,3 +44,12 @@ def least_serving(units: PhaseUnits, turns: Turns, *, is_replaced: bool, all_rep
     if turns == "none":
         return units.kept
     return min(units.stay, units.kept + units.go_last + units.in_turn - (lacks_one and units.in_turn > 0))
+
+
+def change_s(together_s: float, num_turns: int, drain_s: float, start_s: float, *, drains_last: bool) -> int:
+    """Return the seconds, rounded up, that a change takes whose parts come one after another.
+
+    Some units start or change together, in `together_s`. Then come `num_turns`, each a drain and a start. With
+    `drains_last` units that leave the plan drain after that.
+    """
+    return ceil(together_s + num_turns * (drain_s + start_s) + drains_last * drain_s)

@@ -8,7 +8,7 @@ unit that has had its turn gets another template, as after a revert: then anothe
     left        those that are still to change
     least       the units that served, of those that were to serve, at the look with the lowest share
     failed      the requests that failed meanwhile, by the counts of all gateways
-    promised    the same by the law of `planner/diff/serving.py`, for the state of the day in which the change begins
+    promised    the same by the laws of `planner/diff/serving.py`, for the state of the day in which the change begins
 
 The promise is made here and not when the plan is rendered (docs/design/controller.md). All of it is in the deployment's
 status, and each look is written there before anything is done (`loop.py`). What has changed is seen in the cluster,
@@ -22,7 +22,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import Any, Literal
 
-from planner.diff.serving import PhaseUnits, Turns, least_serving
+from planner.diff.serving import PhaseUnits, Turns, change_s, least_serving
 from planner.facts.day import MINUTE_S
 from planner.facts.terms import Phase
 from stacks.controller.clock import timestamp
@@ -227,19 +227,20 @@ def _promise(change: ChangeRecord, situation: Situation, decision: Decision, spe
     if is_crossing:
         rounds = min(rounds, 1 if situation.gateway == "blind" else 2)
     stand_ins = {situation.phases()[name] for name in decision.stand_ins}
-    waits_for_room = not (situation.may_lack_one or stand_ins.issuperset(in_turn))
-    return replace(
-        change,
-        promised_least=_promise_least(change, situation, decision, in_turn, is_crossing=is_crossing),
-        promised_s=None if waits_for_room else _expected_s(change, spec, rounds, has_stand_ins=bool(stand_ins)),
-    )
+    least = _promise_least(change, situation, decision, in_turn, is_crossing=is_crossing)
+    if not (situation.may_lack_one or stand_ins.issuperset(in_turn)):
+        return replace(change, promised_least=least, promised_s=None)
+    seconds = _expected_s(change, spec, rounds, situation.extra_drain_s, has_stand_ins=bool(stand_ins))
+    return replace(change, promised_least=least, promised_s=seconds)
 
 
-def _expected_s(change: ChangeRecord, spec: Mapping[str, Any], rounds: int, *, has_stand_ins: bool) -> int | None:
-    """Return the seconds that the change should take, rounded up; None if the deployment has no start or turn time.
+def _expected_s(
+    change: ChangeRecord, spec: Mapping[str, Any], num_turns: int, extra_drain_s: float, *, has_stand_ins: bool
+) -> int | None:
+    """Return the seconds that the change should take; None if the deployment has no start or turn time.
 
-    New units and stand-ins start first; stand-ins wait for the notice if nodes are lent. Then units restart in
-    `rounds`, and those that leave drain last.
+    New units and stand-ins start first; stand-ins wait for the notice if nodes are lent. Then come `num_turns`, and
+    units that leave drain last. Pods that end take `extra_drain_s` longer for that than new ones.
     """
     if not {"startSeconds", "turnSeconds"} <= spec.keys():
         return None
@@ -248,8 +249,8 @@ def _expected_s(change: ChangeRecord, spec: Mapping[str, Any], rounds: int, *, h
     first_s = start_s if has_stand_ins or "new" in fates else 0.0
     if has_stand_ins and "lendNodes" in spec:
         first_s += spec["lendNodes"]["noticeSeconds"] / spec.get("pace", 1)
-    last_s = turn_s - start_s if "removed" in fates else 0.0
-    return ceil(first_s + rounds * turn_s + last_s)
+    drain_s = max(turn_s - start_s + extra_drain_s, 0.0)
+    return change_s(first_s, num_turns, drain_s, start_s, drains_last="removed" in fates)
 
 
 def _promise_least(

@@ -40,6 +40,7 @@ UNIT_API_VERSION, UNIT_KIND = names.UNIT_OBJECTS["leaderworkerset"]
 LEADERS = "leaderworkerset.sigs.k8s.io/name,!leaderworkerset.sigs.k8s.io/group-index"
 CURRENT = "Current"  # the condition that is true while no unit waits for a new template
 NOW = "now"
+GRACE_S = 30  # of a pod that gives none. Source: k8s.io/api core/v1 PodSpec
 
 
 class WrongDay(ValueError):
@@ -97,6 +98,7 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
             has_given_notice=noticed_s >= situation.timetable.notice_s,
             departed=tuple(_departed_unit(each, occupied) for each in departed),
             gateway=gateway,
+            extra_drain_s=_extra_drain_s([each for each in units if _name(each) in outdated], pods),
         ),
         clock,
     )
@@ -285,6 +287,21 @@ def _occupied_nodes(pods: Sequence[Manifest]) -> Mapping[str, Collection[str]]:
         nodes = found.setdefault(each["metadata"]["labels"][names.UNIT_LABEL], set())
         nodes |= {each["spec"]["nodeName"]} if each["spec"].get("nodeName") else set()
     return found
+
+
+def _extra_drain_s(outdated: Sequence[Manifest], pods: Sequence[Manifest]) -> float:
+    """Return by how many seconds pods' grace period is longer than that of their `outdated` unit's newest template.
+
+    A grace period is the time to drain and a constant. Return less than 0 if it is shorter, and 0 without such pods.
+    """
+    newest = {_name(unit): _grace_s(unit["spec"]["leaderWorkerTemplate"]["workerTemplate"]) for unit in outdated}
+    owners = ((each["metadata"]["labels"][names.UNIT_LABEL], each) for each in pods)
+    return max((_grace_s(pod) - newest[owner] for owner, pod in owners if owner in newest), default=0.0)
+
+
+def _grace_s(pod: Manifest) -> float:
+    """Return the grace period of a pod or a pod template."""
+    return float(pod["spec"].get("terminationGracePeriodSeconds", GRACE_S))
 
 
 def _unit(settings: Mapping[str, Any], live: Manifest | None, occupied: Collection[str] | None) -> LiveUnit:

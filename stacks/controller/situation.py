@@ -75,6 +75,7 @@ class Situation:
     unseen: str | None = None  # what could not be read, and what the controller does not do because of that
     expected_units: frozenset[str] = frozenset()  # units that will be on if the measured load lasts
     gateway: Gateway = "newest"
+    extra_drain_s: float = 0.0  # by how much longer pods with an older template take to end than new ones
     may_lack_one: bool = True  # whether a phase may lack a unit during a turn
     are_templates_known: bool = True  # whether the last look has found all outdated units, so that no more may follow
     departed: Sequence[LiveUnit] = ()  # units that have left the plan and still exist

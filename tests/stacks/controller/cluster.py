@@ -48,7 +48,8 @@ class MemoryCluster:
         """A unit that is scaled so, and ready if it is on."""
         status = {"observedGeneration": 1, "updatedReplicas": replicas, "readyReplicas": replicas, "replicas": replicas}
         status["conditions"] = [{"type": "Available", "status": "True"}]
-        self.put(UNIT_KIND, name, labels={names.PLAN_LABEL: PLAN}, spec={"replicas": replicas}, status=status)
+        spec = {"replicas": replicas, "leaderWorkerTemplate": {"workerTemplate": {"spec": {}}}}
+        self.put(UNIT_KIND, name, labels={names.PLAN_LABEL: PLAN}, spec=spec, status=status)
 
     def pod(self, unit, node, name=None):
         """A pod with a unit's labels."""

@@ -6,11 +6,21 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given, settings
 
+from planner.diff.diff import compare_plans
+from planner.facts.names import DEPLOYMENT_KIND
 from stacks.controller.changes import MAX_CHANGES, ChangeRecord, changes_json, follow_changes, previous_changes
 from stacks.controller.clock import timestamp
 from stacks.controller.decide import decide
+from stacks.controller.loop import run_round
+from stacks.controller.observe import UNIT_KIND
 from stacks.controller.situation import LiveUnit
+from stacks.controller.sweep import SET_LABEL
+from stacks.program.plan_objects import plan_objects
+from tests.stacks.controller.cluster import MemoryCluster
+from tests.stacks.controller.day_spec import day_plan
 from tests.stacks.controller.days import ABSENT, HOUR, MIDNIGHT, OFF, READY, STARTING, UNITS
+from tests.stacks.controller.test_observe import OLD as OLD_LEADER
+from tests.stacks.controller.test_observe import withheld
 from tests.stacks.controller.test_turns import (
     CASES,
     DOWN,
@@ -26,6 +36,7 @@ from tests.stacks.controller.test_turns import (
 )
 
 SPEC = {"startSeconds": 360, "turnSeconds": 600}
+ALL_DAY = {"windows": [{"at": "00:00", "prefill_units": 2, "decode_units": 2}]}
 TWO = {"prefill": {"units": 1, "ofUnits": 2}, "decode": {"units": 1, "ofUnits": 2}}
 
 
@@ -183,6 +194,46 @@ def test_the_promised_time_has_each_step_once(look, now, known, minutes):
     (change,) = look_at([], look, now, known=known)
 
     assert change["promised"].get("minutes") == minutes
+
+
+@pytest.mark.parametrize(("extra_s", "seconds"), [(0, 2 * 600 + 240), (60, 2 * 660 + 300), (-1000, 2 * 360)])
+def test_pods_that_end_drain_as_the_former_plan_says(extra_s, seconds):
+    """Two turns and a unit that leaves: each drain is that much longer or shorter than one of the new plan."""
+    look = replace(seen((OLD,) * 4), departed=(P9,), extra_drain_s=extra_s)
+    (change,) = look_at([], look, known=(*UNITS, "p9"))
+
+    assert change["promised"]["seconds"] == seconds
+
+
+@pytest.mark.parametrize(("former", "newest"), [("40s", "40s"), ("40s", "10min"), ("10min", "40s")])
+def test_the_controller_promises_the_seconds_of_the_diff(tmp_path, former, newest):
+    """Also where the change is one of `drain`: pods that end have the former one. Two turns are rounded up."""
+    before = day_plan(tmp_path, schedule=ALL_DAY, drain=former)
+    after = day_plan(tmp_path, schedule=ALL_DAY, drain=newest, env={"REVISION": "2"})
+    day = next(each.manifest for each in plan_objects(after).all_objects() if each.manifest["kind"] == DEPLOYMENT_KIND)
+    cluster = MemoryCluster({key: value for key, value in day["spec"].items() if key != "metrics"})
+    for old, new in zip(unit_objects(before), unit_objects(after), strict=True):
+        make_outdated(cluster, old, new)
+
+    run_round(cluster.follower(), NOON)
+
+    (change,) = cluster.status["changes"]
+    assert len(change["left"]) == 4
+    assert 0 <= change["promised"]["seconds"] - compare_plans(before, after).ways["git"].seconds <= 2
+
+
+def unit_objects(plan):
+    """Return the units' objects, as they are applied."""
+    return [each.manifest for each in plan_objects(plan).all_objects() if each.manifest["kind"] == UNIT_KIND]
+
+
+def make_outdated(cluster, old, new):
+    """Give the cluster a unit whose pod has the template of `old`, and whose object is `new`."""
+    name = new["metadata"]["name"]
+    waiting = withheld(name, updatedReplicas=0)
+    cluster.objects[UNIT_KIND, name] |= {"spec": new["spec"] | {"replicas": 1}, "status": waiting["status"]}
+    cluster.put("StatefulSet", name, labels={SET_LABEL: name}, status=OLD_LEADER, generation=2)
+    cluster.pod(name, f"node-of-{name}")["spec"] |= old["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
 
 
 def test_stand_ins_wait_for_whoever_uses_their_nodes():

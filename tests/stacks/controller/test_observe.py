@@ -30,8 +30,12 @@ SPEC = {
 
 def group(name, **spec):
     """A unit's object, of which nothing is ready."""
-    metadata = {"name": name, "generation": 1}
+    metadata, spec = {"name": name, "generation": 1}, {"leaderWorkerTemplate": template()} | spec
     return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "metadata": metadata, "spec": spec}
+
+
+def template(**pod):
+    return {"workerTemplate": {"spec": pod}}
 
 
 def test_the_day_is_read_as_it_was_planned():
@@ -100,9 +104,8 @@ def test_a_unit_of_another_image_is_a_stranger_where_images_decide_what_kv_is(sa
     cluster = MemoryCluster(SPEC | ({"sameImage": {}} if same_image else {}))
     unit = withheld("p0", updatedReplicas=0)
     for name in cluster.replicas():
-        template = {"workerTemplate": {"spec": {"containers": [{"image": "a:2"}]}}}
-        cluster.objects[UNIT_KIND, name]["spec"]["leaderWorkerTemplate"] = template
-    unit["spec"]["leaderWorkerTemplate"] = template
+        cluster.objects[UNIT_KIND, name]["spec"]["leaderWorkerTemplate"] = template(containers=[{"image": "a:2"}])
+    unit["spec"]["leaderWorkerTemplate"] = template(containers=[{"image": "a:2"}])
     cluster.objects[UNIT_KIND, "p0"] = unit
     cluster.put("StatefulSet", "p0", labels={"leaderworkerset.sigs.k8s.io/name": "p0"}, status=OLD, generation=2)
     cluster.pod("p0", "node-a")["spec"]["containers"] = [{"image": image}]
@@ -130,7 +133,7 @@ def test_a_unit_whose_pods_have_another_kv_format_is_a_stranger(former, gateway,
         made = cluster.put("ConfigMap", config, labels=labels)
         made["data"] = {"p0.json.0": f'{{\n  "kv_digest": "{kv}",\n'}
     unit = withheld("p0", updatedReplicas=0)
-    unit["spec"]["leaderWorkerTemplate"] = mounting("p0-new")
+    unit["spec"]["leaderWorkerTemplate"] = template(**mounting("p0-new"))
     cluster.objects[UNIT_KIND, "p0"] = unit
     cluster.put("StatefulSet", "p0", labels={"leaderworkerset.sigs.k8s.io/name": "p0"}, status=OLD, generation=2)
     cluster.pod("p0", "node-a")["spec"] |= mounting("p0-old")
@@ -144,6 +147,23 @@ def test_a_unit_whose_pods_have_another_kv_format_is_a_stranger(former, gateway,
 
 def mounting(config):
     return {"volumes": [{"name": "launch", "configMap": {"name": config}}]}
+
+
+@pytest.mark.parametrize(
+    ("former_s", "newest_s", "extra_s"), [(50, 190, -140), (190, 50, 140), (50, 50, 0), (None, 50, -20)]
+)
+def test_pods_with_an_older_template_drain_as_that_one_says(former_s, newest_s, extra_s):
+    """Their grace period tells; without one it is half a minute. Units without a newer template do not count."""
+    cluster = MemoryCluster(SPEC)
+    unit = withheld("p0", updatedReplicas=0)
+    unit["spec"]["leaderWorkerTemplate"] = template(terminationGracePeriodSeconds=newest_s)
+    cluster.objects[UNIT_KIND, "p0"] = unit
+    cluster.put("StatefulSet", "p0", labels={"leaderworkerset.sigs.k8s.io/name": "p0"}, status=OLD, generation=2)
+    cluster.pod("p0", "node-a")["spec"] |= {"terminationGracePeriodSeconds": former_s} if former_s else {}
+    cluster.pod("d0", "node-b")["spec"]["terminationGracePeriodSeconds"] = 1000
+    situation = observe(cluster, cluster.get(deployment_reference(NAMESPACE, PLAN)), MIDNIGHT).situation
+
+    assert situation.extra_drain_s == extra_s
 
 
 def test_a_unit_that_takes_too_long_is_late():
