@@ -166,7 +166,10 @@ def change(day, goals, what, num_kept, **fields):
 
 
 def describe(diff, done):
-    """Print what the diff had promised, and what the controller has recorded."""
+    """Print what the diff had promised, and what the controller has recorded.
+
+    Return the seconds that the diff had promised, those that the controller had, and those that it took.
+    """
     way = diff["ways"]["git"]
     fewest = {phase: f"{each['units']} of {each['of_units']}" for phase, each in way["least_units"].items()}
     print(f"  promised: {way['verdict']}, {_in_minutes(way['seconds'])}, at least {fewest}")
@@ -179,6 +182,7 @@ def describe(diff, done):
         f"  seen / promised: {took_s / way['seconds']:.2f} by the diff, {took_s / by_controller:.2f} by the controller"
     )
     sys.stdout.flush()
+    return way["seconds"], by_controller, took_s
 
 
 def _in_minutes(seconds):

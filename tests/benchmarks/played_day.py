@@ -56,10 +56,11 @@ class Answer:
 
 @dataclass
 class Streams:
-    """Callers that stream one answer after another, each its own call, from `with` to `stop`."""
+    """Callers that stream one answer after another, each its own call and `pause_s` apart, from `with` to `stop`."""
 
     host: str
     expected: list[Answer]
+    pause_s: float = 0.0
     answers: list[Answer] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
@@ -101,6 +102,7 @@ class Streams:
                 expected.num_tokens,
             ):
                 self.wrong.append(f"call {number}: {answer}, not {expected}")
+            self._is_over.wait(self.pause_s)
 
 
 def client_of(host):
