@@ -219,13 +219,13 @@ def restart_a_pair(deployed):
 
 
 def starts_s(deployed):
-    """Return the seconds from creation to readiness of each unit's pod that is ready, the newest last."""
+    """Return the seconds from creation to readiness of each unit's pod that is ready and stays, the newest last."""
     pods = client.CoreV1Api(deployed.cluster.api).list_namespaced_pod(NAMESPACE, label_selector=UNIT_LABEL).items
     return [
         (each.last_transition_time - pod.metadata.creation_timestamp).total_seconds()
         for pod in sorted(pods, key=lambda pod: pod.metadata.creation_timestamp)
         for each in pod.status.conditions or ()
-        if (each.type, each.status) == ("Ready", "True")
+        if (each.type, each.status) == ("Ready", "True") and pod.metadata.deletion_timestamp is None
     ]
 
 
