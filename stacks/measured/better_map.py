@@ -30,10 +30,10 @@ from planner.expert_map.weigh import as_slots, scale
 from planner.facts.loads import Loads
 from planner.facts.quantities import counted
 from planner.plan.sections import LiveMap
-from stacks.measured.epochs import Rows
+from stacks.measured.epochs import InService, Rows
 from stacks.measured.limits import Limits
 
-__all__ = ["BetterMap", "find_better_map"]
+__all__ = ["BetterMap", "bytes_to_restore", "find_better_map", "mean_balance"]
 
 DEVIATIONS = 2  # assumed: min_gain is at least so many standard deviations of a rank's load
 EPSILON = 1e-9  # moves of a step that needs none, so that it is worth most
@@ -94,12 +94,30 @@ def find_better_map(
             f"a rank computed {rows:,.0f} rows in half of the time, and only {fewest:,.0f} tell min_gain from chance"
         )
         return BetterMap(in_service, 0, 0, 1.0, 1.0, 1.0, why_not)
-    sizes = Sizes(len(in_service[0]), num_ranks, rules.num_nodes, rules.num_groups, rules.gate)
+    sizes = _sizes(in_service, num_ranks, rules)
     tried = _build_and_judge(earlier, later, in_service, sizes, rules, limits)
     if tried.why_not is not None:
         return tried
     found = _build_and_judge(_add(earlier, later), later, in_service, sizes, rules, limits)
     return tried if found.why_not is not None else found
+
+
+def bytes_to_restore(former: InService, found: InService, rules: LiveMap, limits: Limits) -> int | None:
+    """Return the bytes that move when a unit that has started again gets its map of before, `former`, for `found`.
+
+    None if the unit keeps `found`: its plan has changed, or the limits forbid the move.
+    """
+    num_bytes = sum(map(_count_moves, former.rows, found.rows)) * rules.expert_bytes
+    return None if former.unit_digest != found.unit_digest or num_bytes > limits.max_bytes else num_bytes
+
+
+def mean_balance(loads: Loads, rows: Rows, num_ranks: int, rules: LiveMap) -> float:
+    """Return the max over mean of the ranks' loads under the map `rows`, as a mean over layers."""
+    return fmean(_balances(loads, rows, _sizes(rows, num_ranks, rules), rules))
+
+
+def _sizes(rows: Rows, num_ranks: int, rules: LiveMap) -> Sizes:
+    return Sizes(len(rows[0]), num_ranks, rules.num_nodes, rules.num_groups, rules.gate)
 
 
 def _require_fit(rules: LiveMap, num_ranks: int, num_slots: int, num_experts: int) -> None:

@@ -12,14 +12,12 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
-from operator import ne
 from typing import Protocol
 
 from planner.facts.quantities import counted
 from planner.plan.sections import LiveMap
 from planner.problems.errors import TidemillError
-from stacks.measured.better_map import find_better_map
+from stacks.measured.better_map import bytes_to_restore, find_better_map
 from stacks.measured.epochs import Ending, InService, Rows
 from stacks.measured.halves import Halves, MeasuredLoads
 from stacks.measured.limits import Limits
@@ -139,10 +137,10 @@ class LiveMaps:
 
         Keep its present map if its plan has changed, or if the limits forbid the move.
         """
-        moves = sum(map(ne, chain(*former.rows), chain(*found.rows)))
-        num_bytes = moves * unit.rules.expert_bytes
-        if former.unit_digest != found.unit_digest or num_bytes > self._limits.max_bytes:
+        num_bytes = bytes_to_restore(former, found, unit.rules, self._limits)
+        if num_bytes is None:
             return Visit(unit.name, in_service=found)
+        moves = num_bytes // unit.rules.expert_bytes
         said = f"the map of before it started again, for {counted(moves, 'expert')}"
         return self._switch(unit, found, former.rows, num_bytes, said)
 

@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.compiler import Compiled
+from planner.facts.terms import Phase
 from planner.problems.finding import Finding
 from planner.spec.resolved import ResolvedSpec
 from stacks.simulator.flows.curves import Curves
 from stacks.simulator.flows.failures import Failure, find_outages
 from stacks.simulator.flows.fleet import Outage, planned_fleet
 from stacks.simulator.flows.fluid import play_day
+from stacks.simulator.flows.live_maps import PlayedMaps, play_maps
 from stacks.simulator.flows.outcome import Outcome, compute_outcome, demand_by_minute
 from stacks.simulator.flows.service import Service, build_service
 from stacks.simulator.speed import LEVELS, Level
@@ -30,6 +32,7 @@ class PlayedDay:
     services: Mapping[Level, Service]
     curves: Mapping[Level, Curves]
     outcomes: Mapping[Level, Outcome]
+    maps: Mapping[Phase, Mapping[Level, PlayedMaps]]  # of phases whose units change their maps in service
 
 
 @dataclass(frozen=True)
@@ -83,12 +86,14 @@ def simulate_day(
     fleet, curves = planned_fleet(plan, outages, date), dict[Level, Curves]()
     for number, level in enumerate(LEVELS):
         fleets = replace(fleet, outages=()), replace(fleet)
-        curves[level] = play_day(services[level], demand, fleets, _level_progress(on_progress, number))
+        curves[level] = play_day(services[level], demand, fleets, _part_progress(on_progress, number))
     outcomes = {level: compute_outcome(plan, services[level], each) for level, each in curves.items()}
     hosts = {node for unit in plan.units for node in unit.nodes}
     idle = tuple(each for each in failures if each.node not in hosts)
-    return PlayedDay(plan, date, scale, outages, idle, services, curves, outcomes)
+    maps = play_maps(plan, services, curves, date, _part_progress(on_progress, len(LEVELS)))
+    return PlayedDay(plan, date, scale, outages, idle, services, curves, outcomes, maps)
 
 
-def _level_progress(on_progress: Callable[[float], None], level: int) -> Callable[[float], None]:
-    return lambda done: on_progress((level + done) / len(LEVELS))
+def _part_progress(on_progress: Callable[[float], None], part: int) -> Callable[[float], None]:
+    """Return a callback for the progress of a part of the day: a level of its flows, or its maps."""
+    return lambda done: on_progress((part + done) / (len(LEVELS) + 1))

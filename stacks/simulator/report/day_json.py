@@ -1,13 +1,15 @@
 """Simulated days as the JSON of `tidemill simulate --format json`; docs/simulate.md says what its keys mean."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 from stacks.simulator.flows.curves import Curve
 from stacks.simulator.flows.day import DayColumn
 from stacks.simulator.flows.latency import mean_tpot, mean_ttft
+from stacks.simulator.flows.live_maps import PlayedMaps
 from stacks.simulator.report.figures import FIGURES
+from stacks.simulator.speed import Level
 
 __all__ = ["round_figure", "simulation_json"]
 
@@ -17,6 +19,7 @@ CURVES = (
     *("queued_prompts", "queued_requests", "prompt_busy", "requests", "kv_used"),
     *("nodes_on", "nodes_taken", "prompt_units", "token_units"),
 )
+BALANCES = ("planned", "live")
 MILLI = 1e3
 
 
@@ -40,7 +43,13 @@ def _column(column: DayColumn) -> dict[str, Any]:
             for figure in FIGURES
         },
         "curves": _curves(column),
-    }
+    } | ({"live_maps": {phase: _maps(levels) for phase, levels in day.maps.items()}} if day.maps else {})
+
+
+def _maps(levels: Mapping[Level, PlayedMaps]) -> dict[Level, dict[str, Any]]:
+    """Return level -> the maps of a unit, in which `planned` and `live` are max/mean."""
+    rounded = {level: {name: round_figure(getattr(each, name)) for name in BALANCES} for level, each in levels.items()}
+    return {level: vars(each) | rounded[level] for level, each in levels.items()}
 
 
 def _curves(column: DayColumn) -> dict[str, list[float | None]]:

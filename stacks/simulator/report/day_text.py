@@ -8,14 +8,17 @@ from numpy.typing import NDArray
 from planner.cost.demand import PhaseLoad
 from planner.estimate.failures import suggest_spare
 from planner.facts.calendar import entry_of
-from planner.facts.day import hh_mm
+from planner.facts.day import MINUTE_S, hh_mm
+from planner.facts.quantities import counted
 from planner.report.columns import format_table, wrap_note
 from stacks.simulator.flows.day import DayColumn
-from stacks.simulator.report.figures import FIGURES, format_figure, shorten_titles, table_rows
+from stacks.simulator.flows.live_maps import WINDOW_S, PlayedMaps
+from stacks.simulator.report.figures import FIGURES, GIGA, format_figure, shorten_titles, table_rows
 
 __all__ = ["day_notes", "describe_day", "figure_rows", "simulation_text"]
 
 MAX_STRETCHES = 6
+DRIFT_NOTE = f"That loads drift so much every {WINDOW_S / MINUTE_S:g} min is assumed."
 
 
 def simulation_text(columns: Sequence[DayColumn]) -> str:
@@ -109,6 +112,18 @@ def _column_notes(column: DayColumn) -> Iterator[str]:
         yield f"{outage.unit} is out from {hh_mm(outage.since)} {back}, because {outage.node} fails{offer}."
     for failure in column.day.idle_failures:
         yield f"{failure.node} is a spare: its failure stops no unit, and from {hh_mm(failure.minute)} it is no spare."
+    for levels in column.day.maps.values():
+        expected, most = levels["mid"], levels["low"]
+        yield (
+            f"expert_load.live, {expected.unit}, which is on for {expected.hours:.4g} h: {_describe_maps(expected)}. "
+            f"With the most drift that the plan allows for: {_describe_maps(most)}. {DRIFT_NOTE}"
+        )
+
+
+def _describe_maps(maps: PlayedMaps) -> str:
+    changes = f"{maps.switches} of {counted(maps.decisions, 'decision')} change its map"
+    moved = f" and move {maps.num_bytes / GIGA:,.4g} GB" if maps.switches else ""
+    return f"{changes}{moved}; max/mean is {maps.planned:.3f} with the plan's map, and {maps.live:.3f} as it is"
 
 
 def _explain_refusals(demand: Sequence[PhaseLoad]) -> str:

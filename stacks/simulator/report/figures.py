@@ -9,7 +9,7 @@ from planner.facts.quantities import MS_PER_S
 from stacks.simulator.flows.latency import QUANTILES
 from stacks.simulator.flows.outcome import Outcome
 
-__all__ = ["FIGURES", "Figure", "format_figure", "shorten_titles", "table_rows"]
+__all__ = ["FIGURES", "GIGA", "Figure", "format_figure", "shorten_titles", "table_rows"]
 
 GIGA = 1e9
 NEVER, NO_VALUE = "never", "-"
