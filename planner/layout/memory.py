@@ -34,7 +34,7 @@ from planner.facts.quantisation import KV_BYTES, kv_dtype
 from planner.facts.terms import EngineName, Phase
 from planner.layout.dispatch import dispatched_tokens
 from planner.layout.layout import PhaseLayout, lay_out
-from planner.layout.weights import Weights, weights_of, with_expansion
+from planner.layout.weights import Weights, weights_of, with_expansion, with_padding
 from planner.layout.working_memory import (
     HEADROOM_SOURCE,
     activation_bytes,
@@ -42,6 +42,7 @@ from planner.layout.working_memory import (
     fill_tiles,
     sglang_working_bytes,
     sparse_buffer_bytes,
+    vllm_sampler_bytes,
 )
 from planner.spec.phase import PhaseSpec
 from planner.spec.resolved import ResolvedSpec
@@ -131,8 +132,12 @@ class MemoryPlan:
     @property
     def kv_tokens(self) -> int:
         """Return how many tokens of KV fit, in whole pages, and at most `max_kv_tokens` rounded up to pages."""
-        fitting = max(0, self.free - self.fixed_kv) // (KV_PAGE_TOKENS * self.kv_bytes_per_token) * KV_PAGE_TOKENS
+        fitting = self.tokens_in(self.free)
         return fitting if self.max_kv_tokens is None else min(fitting, round_up_to_pages(self.max_kv_tokens))
+
+    def tokens_in(self, free: int) -> int:
+        """Return how many tokens of KV, in whole pages, fit into `free` bytes beside the KV of constant size."""
+        return max(0, free - self.fixed_kv) // (KV_PAGE_TOKENS * self.kv_bytes_per_token) * KV_PAGE_TOKENS
 
     @property
     def full_requests(self) -> int:
@@ -162,6 +167,8 @@ def split_memory(checked: ResolvedSpec, layout: PhaseLayout) -> MemoryPlan:
     if checked.written.engine_name == OURS and layout.phase == "decode":
         dispatched = fill_tiles(dispatched, layout.ep_size)
     activations = activation_bytes(model, layout, spec, dispatched)
+    if checked.written.engine_name == "vllm":
+        activations = max(activations, vllm_sampler_bytes(model, spec.max_requests))
     # Prefill uses no graphs, because its shapes do not repeat.
     cuda_graphs = 0 if layout.phase == "prefill" else CUDA_GRAPH_BYTES
     is_sglang = checked.written.engine_name == "sglang"
@@ -240,12 +247,13 @@ def _loaded_weights(spec: ResolvedSpec, model: Model, layout: PhaseLayout) -> We
     """Return a GPU's weights as its engine has them in memory.
 
     The bundled runtime loads no encoders, and has the expansion of latent attention's KV once, in BF16. Other engines
-    have the expansion twice.
+    have the expansion twice, and vLLM pads experts in MXFP4.
     """
     weights = weights_of(model, layout.precision, layout.dense_tp)
     if spec.written.engine_name == OURS:
         return replace(weights, towers=0)
-    return with_expansion(weights, model, layout.precision)
+    weights = with_expansion(weights, model, layout.precision)
+    return with_padding(weights, model, layout.precision) if spec.written.engine_name == "vllm" else weights
 
 
 def _sparse_buffer(spec: ResolvedSpec, model: Model, section: PhaseSpec, kv_value: int) -> int:

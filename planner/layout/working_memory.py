@@ -77,6 +77,9 @@ COMPUTE_BYTES: dict[Precision, int] = {
     "w4a16": 2,
 }
 LOGIT_BYTES = 4
+# vLLM's sampler: a logit in BF16, and in FP32 the logit, its probability and a random number. Sources: vllm 0.33.0
+# v1/worker/gpu_model_runner.py, _dummy_sampler_run, and v1/sample/ops/topk_topp_sampler.py
+VLLM_SAMPLER_BYTES = 2 + 3 * 4
 
 # SGLang's own reserve
 MIB = 2**20
@@ -146,13 +149,13 @@ def _received_pairs(model: Model, layout: PhaseLayout, tokens: int, dispatched: 
 
     Low-latency kernels dispatch `dispatched` tokens instead.
     """
-    # With low latency, each slot has room for all tokens of the unit.
-    in_all_slots = layout.slots_per_gpu * layout.ep_size * dispatched
-    if layout.phase == "decode":
-        return in_all_slots
     of_unit = tokens * model.num_experts_per_token * layout.dp_size
     normal = min(int(MAX_IMBALANCE * of_unit / layout.ep_size), of_unit)
-    return max(normal, in_all_slots) if layout.phase == "mixed" else normal
+    if layout.dp_size == 1:  # every GPU has all tokens, so none keeps room for what others send
+        return normal
+    # With low latency, each slot has room for all tokens of the unit.
+    in_all_slots = layout.slots_per_gpu * layout.ep_size * dispatched
+    return {"prefill": normal, "decode": in_all_slots, "mixed": max(normal, in_all_slots)}[layout.phase]
 
 
 def _normal_experts_bytes(model: Model, layout: PhaseLayout, pairs: int, tokens: int, ffn: int) -> int:
@@ -202,6 +205,14 @@ def buffer_bytes(model: Model, layout: PhaseLayout, dispatched: int) -> int:
     low_latency = _round_to_granules(low_latency_bytes(model.hidden_size, layout.num_physical_experts, dispatched))
     dispatch = {"prefill": normal, "decode": low_latency, "mixed": normal + low_latency}[layout.phase]
     return NCCL_BYTES + WORKSPACE_BYTES + dispatch
+
+
+def vllm_sampler_bytes(model: Model, max_requests: int) -> int:
+    """Return the bytes of vLLM's sampler, which runs once with `max_requests` requests before KV is sized.
+
+    Every GPU that shares attention has the logits of all requests over the whole vocabulary.
+    """
+    return max_requests * model.vocab_size * VLLM_SAMPLER_BYTES
 
 
 def sparse_buffer_bytes(model: Model, max_request_tokens: int, kv_value_bytes: int) -> int:

@@ -14,8 +14,8 @@ from planner.facts.engines import OURS
 from planner.families import MODELS
 from planner.layout.layout import lay_out
 from planner.layout.memory import KV_PAGE_TOKENS, split_memory
-from planner.layout.weights import weights_of, with_expansion
-from planner.layout.working_memory import activation_bytes, buffer_bytes, sparse_buffer_bytes
+from planner.layout.weights import weights_of, with_expansion, with_padding
+from planner.layout.working_memory import activation_bytes, buffer_bytes, sparse_buffer_bytes, vllm_sampler_bytes
 from planner.problems.errors import InfeasibleError
 from planner.problems.fix import apply_change
 from planner.report.text import plan_text
@@ -420,3 +420,34 @@ def test_sparse_attention_reserves_five_requests_of_full_length_in_vllm(kv_bytes
     """Five in BF16 if KV is FP8, else the index keys of forty: with requests of a million tokens that is 6 GB."""
     assert sparse_buffer_bytes(MODELS["glm-5.2"], 2**20, kv_bytes) / 1e9 == pytest.approx(gb, rel=0.01)
     assert sparse_buffer_bytes(DEEPSEEK, 2**20, kv_bytes) == 0
+
+
+def test_vllm_pads_experts_in_mxfp4():
+    """Of gpt-oss, whose 2,880 channels are not whole tiles, experts take 9 % more; of DeepSeek-V4 nothing changes."""
+    small, large = MODELS["gpt-oss-120b"], MODELS["deepseek-v4-pro"]
+    kept, padded = weights_of(small, "mxfp4"), with_padding(weights_of(small, "mxfp4"), small, "mxfp4")
+
+    assert padded.slot / kept.slot == pytest.approx(3072 * 2944 / 2880**2, rel=1e-6)
+    assert padded.resident == kept.resident
+    assert with_padding(weights_of(large, "fp8_mxfp4"), large, "fp8_mxfp4") == weights_of(large, "fp8_mxfp4")
+    assert with_padding(weights_of(small, "bf16"), small, "bf16") == weights_of(small, "bf16")
+
+
+def test_vllm_has_room_for_its_sampler():
+    """1,024 requests of DeepSeek-V3 take 1.85 GB once, however short a decode step's other activations are."""
+    section = {"ep_size": 8, "attention_tp": 8, "precision": "fp8", "max_requests": 1024, "max_request_tokens": 4096}
+    _, spec = laid_out("decode", section)
+    layout, _ = laid_out("decode", section)
+    theirs, ours = (split_memory(Checked(DEEPSEEK, GPUS["h200"], spec, each), layout) for each in ("vllm", OURS))
+
+    assert vllm_sampler_bytes(DEEPSEEK, 1024) / 1e9 == pytest.approx(1.85, rel=0.01)
+    assert ours.activations < theirs.activations == vllm_sampler_bytes(DEEPSEEK, 1024)
+
+
+def test_one_attention_group_keeps_no_room_for_other_groups():
+    """Its GPUs have all tokens and dispatch none: 1,024 requests take under a fifth of what eight groups reserve."""
+    section = {"ep_size": 8, "precision": "fp8", "max_requests": 1024, "max_request_tokens": 4096}
+    alone, spec = laid_out("decode", section | {"attention_tp": 8})
+    spread, many = laid_out("decode", section)
+
+    assert activation_bytes(DEEPSEEK, alone, spec, 1024) < activation_bytes(DEEPSEEK, spread, many, 1024) / 5
