@@ -1,7 +1,8 @@
 """Predict published rows as a plan would: from their spec, with its expert map, its drift and its memory.
 
-Only the engine may be one that no spec can name, and a benchmark may have routed evenly, so that no expert was hotter
-than another. Both are facts of a row.
+Three facts of a row are in no spec. The engine may be one that no spec can name. A benchmark may have routed evenly, so
+that no expert was hotter than another. An engine may have been told which share of memory to use, where a plan chooses
+the share itself.
 """
 
 import json
@@ -16,6 +17,7 @@ from planner.estimate.throughput.intervals import Estimate
 from planner.estimate.throughput.predict import Case, Prediction, predict
 from planner.estimate.throughput.stages import Imbalance
 from planner.facts.quantities import MS_PER_S
+from planner.layout.memory import RESERVE_BYTES, MemoryPlan
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
 from planner.rules.check import check_document
@@ -23,6 +25,12 @@ from planner.spec.declared import undecided_in
 from planner.spec.yaml import parse_document
 
 GIB = 2**30
+# What the driver and collectives hold of a GPU before weights are loaded, in the same units as SGLang's share:
+# 12.25 + 125.65 of 139.81 GiB remain: github.com/SemiAnalysisAI/InferenceX issue 2128
+SGLANG_START = int(1.91 * GIB)
+# Of the planner's reserve, the driver's context is outside vLLM's share, 79.18 - 78.57 GiB:
+# github.com/llm-d/llm-d-benchmark 87ab01be config_explorer/empirical-vllm-memory-results.md
+VLLM_CONTEXT = int(0.61 * GIB)
 POINT = "operating_point"
 
 
@@ -90,12 +98,26 @@ class Predicted:
             plan = next((each for each in self.candidate.memory if each.phase == self.row.phase), None)
             if plan is None:  # on a CPU
                 return None
-            exact = plan.weight_bytes / GIB if figure == "weights_gib" else float(plan.kv_tokens)
+            exact = plan.weight_bytes / GIB if figure == "weights_gib" else float(self._kv_tokens(plan))
             return Estimate(exact, exact, exact)
         predicted = self._outlook.prediction
         if predicted is not None and (engine is not None or self.row.even_routing):
             predicted = predict(self.case(engine), predicted.evidence)
         return None if predicted is None else _speed(predicted, figure)
+
+    def _kv_tokens(self, plan: MemoryPlan) -> int:
+        """Return how many tokens of KV fit, into the row's share of memory if it has one.
+
+        SGLang's share is of the memory that is free at its start, and is for weights and KV. vLLM's share is of all
+        memory, and is for all but the driver's context and CUDA graphs.
+        """
+        share = self.row.memory_share
+        if share is None:
+            return plan.kv_tokens
+        if self.engine == "sglang":
+            return plan.tokens_in(int(share * (plan.gpu_bytes - SGLANG_START)) - plan.weight_bytes)
+        beside = plan.weight_bytes + plan.activations + plan.buffers + RESERVE_BYTES - VLLM_CONTEXT
+        return plan.tokens_in(int(share * plan.gpu_bytes) - beside)
 
     @cached_property
     def _outlook(self) -> PhaseOutlook:

@@ -58,6 +58,7 @@ class _Row(Part):
     measured: Figures = Field(min_length=1)
     first: Figures = Field(default={})
     fits: Constant | None = None
+    memory_share: float | None = Field(default=None, gt=0, le=1)  # that the engine was told to use, if it was told
     even_routing: bool = False  # whether the benchmark chose experts evenly, whatever the prompts
     remark: str = ""
 
