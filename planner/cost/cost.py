@@ -1,16 +1,18 @@
 """Compute the cost and income of a day of the plan.
 
-    cost     = sum over stretches of the day: nodes that are on, and spares, x GPUs of a node x hours x rate
+    cost     = sum over stretches of the day: nodes taken, and spares, x GPUs of a node x hours x rate
+    taken    = nodes of units that serve, warm up or drain
     answered = share of a stretch's tokens that no phase refuses: the least over phases of min(1, maximum rate of its
                nodes / its demand); 0 while a phase has no unit on
     income   = sum over stretches: answered x tokens x price
     margin   = (income - cost) / income
     markup   = (income - cost) / cost
-    freed    = node-hours, out of the peak's nodes, for which nodes are off, valued at the common rate
+    freed    = node-hours, out of the peak's nodes, for which nodes are not taken, valued at the common rate
 
-Worked example, DeepSeek's day: 226.75 nodes on average x 8 GPUs x 24 h x $2 = $87,072. 608e9 prompt tokens, 56.3 % of
-them hits, at $0.14 and $0.55 a million, and 168e9 output tokens at $2.19 are $561,975 if all are answered: a margin of
-84.5 %, and a markup of 545 %, which is published as "cost profit margin".
+Worked example, DeepSeek's day: 226.75 nodes in use on average x 8 GPUs x 24 h x $2 = $87,072. 608e9 prompt tokens,
+56.3 % of them hits, at $0.14 and $0.55 a million, and 168e9 output tokens at $2.19 are $561,975 if all are answered: a
+margin of 84.5 %, and a markup of 545 %, which is published as "cost profit margin". A plan in which that many nodes
+serve takes more of them: with a warm-up of 10 min and a drain of 5 min they are 228.94, for $87,912.
 
 The planner decides nothing by cost. No request waits for a quieter hour: demand beyond the units' maximum rate is
 refused.
@@ -36,6 +38,7 @@ from planner.schedule.stretches import (
     demand_shares,
     entry_starts,
     nodes_on,
+    nodes_taken,
     stretches_between,
 )
 from planner.spec.cost import MILLION, CostSpec
@@ -53,7 +56,7 @@ class StateCost(Part):
 
     at: ClockTime
     minutes: int
-    nodes: int
+    nodes: int  # of units that serve; dollars are for those that warm up or drain too
     usd: float
     usd_per_hour: float
     input_tokens: float | None  # None if there is no traffic
@@ -64,15 +67,15 @@ class StateCost(Part):
 
 
 class PhaseCost(Part):
-    """The cost of one phase's nodes for the hours in which they are on."""
+    """The cost of one phase's nodes for the hours in which they are taken."""
 
     usd_per_day: float
-    mean_nodes: float
+    mean_nodes: float  # nodes of units that warm up or drain included
     usd_per_million_tokens: float | None  # per prompt token, cache hits included, or per output token; None: mixed
 
 
 class Freed(Part):
-    """The node-hours a day in which nodes are off that are on at the peak, and their price.
+    """The node-hours a day in which nodes that serve at the peak are not taken, and their price.
 
     The price is in US dollars, at the common rate.
     """
@@ -126,7 +129,8 @@ class _PricedStretch(NamedTuple):
     """One stretch of the day with its nodes, cost and income."""
 
     stretch: Stretch
-    nodes: Mapping[Phase, int]
+    nodes: Mapping[Phase, int]  # of units that serve
+    taken: Mapping[Phase, float]
     spares_usd: float
     phases_usd: Mapping[Phase, float]
     demand: float  # share of the day's tokens that arrive in the stretch
@@ -148,8 +152,7 @@ def estimate_cost(
     """
     if spec.cost is None:
         return None
-    per_unit = {p: [len(unit.nodes) for unit in units if unit.phase == p] for p in spec.phases}
-    priced = _price_stretches(spec, spec.cost, nodes_on(schedule, per_unit), most_per_node)
+    priced = _price_stretches(spec, spec.cost, schedule, units, most_per_node)
     phases = {phase: _phase_cost(spec, phase, priced) for phase in spec.phases}
     usd = fsum(each.usd for each in priced)
     answered = _mean_answered_share(priced)
@@ -205,26 +208,32 @@ def list_cases(
 
 
 def _price_stretches(
-    spec: Spec, cost: CostSpec, on: TimesOfDay[Mapping[Phase, int]], most_per_node: Mapping[Phase, float]
+    spec: Spec,
+    cost: CostSpec,
+    schedule: Timetable | None,
+    units: Sequence[Unit],
+    most_per_node: Mapping[Phase, float],
 ) -> tuple[_PricedStretch, ...]:
-    """Return the day's stretches, each with its cost, demand and income.
-
-    `on` has the number of nodes of each phase that are on at each time of day.
-    """
+    """Return the day's stretches, each with its cost, demand and income."""
+    by_phase = {phase: [unit for unit in units if unit.phase == phase] for phase in spec.phases}
+    on = nodes_on(schedule, {phase: [len(unit.nodes) for unit in each] for phase, each in by_phase.items()})
+    by_minute = {phase: nodes_taken(schedule, each) for phase, each in by_phase.items()}
     entries = entry_starts(spec.traffic.profile if spec.traffic else None)
     stretches = stretches_between([*entries, *on.starts])
     shares = demand_shares(spec.traffic.profile if spec.traffic else None, stretches)
     priced = []
     for stretch, share in zip(stretches, shares, strict=True):
-        nodes = on.at(stretch.start)
+        nodes, minutes = on.at(stretch.start), slice(stretch.start, stretch.start + stretch.minutes)
+        taken = {phase: fsum(each[minutes]) / stretch.minutes for phase, each in by_minute.items()}
         answered = share * _answered_share(spec, stretch, share, nodes, most_per_node)
         asked, sold = _tokens_for_share(spec, share), _tokens_for_share(spec, answered)
         priced.append(
             _PricedStretch(
                 stretch=stretch,
                 nodes=nodes,
+                taken=taken,
                 spares_usd=_node_cost(spec, cost, spec.cluster.gpu_name, len(spec.cluster.spares), stretch),
-                phases_usd={p: _node_cost(spec, cost, spec.gpu_name(p), each, stretch) for p, each in nodes.items()},
+                phases_usd={p: _node_cost(spec, cost, spec.gpu_name(p), each, stretch) for p, each in taken.items()},
                 demand=share,
                 answered=answered,
                 revenue_usd=cost.prices.income_usd(*sold) if cost.prices else 0.0,
@@ -252,7 +261,7 @@ def _answered_share(
     return min([1.0, *most])
 
 
-def _node_cost(spec: Spec, cost: CostSpec, gpu: str, number: int, stretch: Stretch) -> float:
+def _node_cost(spec: Spec, cost: CostSpec, gpu: str, number: float, stretch: Stretch) -> float:
     """Return the dollars that `number` nodes with GPUs of the model `gpu` cost in a stretch."""
     return number * (cost.rate_of(gpu) * spec.cluster.gpus_per_node * stretch.hours)
 
@@ -309,7 +318,7 @@ def _mean_answered_share(priced: Sequence[_PricedStretch]) -> float:
 
 def _sum_freed(spec: Spec, priced: Sequence[_PricedStretch]) -> Freed:
     peak = max(sum(each.nodes.values()) for each in priced)
-    node_hours = fsum((peak - sum(each.nodes.values())) * each.stretch.hours for each in priced)
+    node_hours = max(0.0, fsum((peak - sum(each.taken.values())) * each.stretch.hours for each in priced))
     rate = spec.cost.usd_per_gpu_hour if spec.cost else 0.0
     return Freed(node_hours_per_day=node_hours, usd_per_day=node_hours * spec.cluster.gpus_per_node * rate)
 
@@ -319,7 +328,7 @@ def _phase_cost(spec: Spec, phase: Phase, priced: Sequence[_PricedStretch]) -> P
     usd = fsum(each.phases_usd[phase] for each in priced)
     return PhaseCost(
         usd_per_day=usd,
-        mean_nodes=fsum(each.nodes[phase] * each.stretch.hours for each in priced) / HOURS,
+        mean_nodes=fsum(each.taken[phase] * each.stretch.hours for each in priced) / HOURS,
         usd_per_million_tokens=_per_million(usd, {"prefill": sold.prompts, "decode": sold.output}.get(phase, 0.0)),
     )
 

@@ -14,7 +14,7 @@ does not make another plan.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
@@ -170,8 +170,7 @@ class Plan(Part):
         Return None without a price. The plan's section `cost` has ordinary days only.
         """
         table = self.timetable if self.kubernetes.controller else None
-        own = replace(table, steps=table.steps_on(day), other_days=()) if table else None
-        found = estimate_cost(self.spec, own, self.units, {})
+        found = estimate_cost(self.spec, table and table.for_day(day), self.units, {})
         return None if found is None else found.usd_per_day
 
     @property

@@ -15,7 +15,7 @@ Source of the example: open-infra-index, day 6 (the step chart of nodes).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.facts.calendar import entry_of
 from planner.facts.day import DAY_MINUTES
@@ -95,6 +95,13 @@ class Timetable:
         """Return the states of `day`: a date, a weekday, or None for an ordinary day."""
         entry = None if day is None else entry_of(day, [other.days for other in self.other_days])
         return self.steps if entry is None else self.other_days[entry].steps
+
+    def for_day(self, day: str) -> "Timetable":
+        """Return the timetable of a date or a weekday as if every day were of its kind."""
+        entry = entry_of(day, [other.days for other in self.other_days])
+        kind = self if entry is None else self.other_days[entry]
+        own = {"steps": kind.steps, "transitions": kind.transitions, "mean_nodes_taken": kind.mean_nodes_taken}
+        return replace(self, **own, other_days=())
 
     @property
     def peak_nodes(self) -> int:

@@ -8,11 +8,12 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import fsum
+from math import ceil, fsum
 from typing import Generic, TypeVar
 
-from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, minute_of
+from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, MINUTE_S, minute_of
 from planner.facts.terms import Phase
+from planner.layout.unit import Unit
 from planner.schedule.schedule import Timetable
 
 Value = TypeVar("Value")
@@ -78,6 +79,25 @@ def nodes_on(schedule: Timetable | None, per_unit: Mapping[Phase, Sequence[int]]
         for step in schedule.steps
     ]
     return TimesOfDay.from_pairs(steps, {})
+
+
+def nodes_taken(schedule: Timetable | None, units: Sequence[Unit]) -> list[float]:
+    """Return the mean number of nodes that `units` take in each minute of an ordinary day, `[minutes]`.
+
+    A unit takes its nodes while it serves, warms up or drains, so all the time but when a transition frees them.
+    """
+    nodes = {unit.name: len(unit.nodes) for unit in units}
+    if schedule is None:
+        return [float(sum(nodes.values()))] * DAY_MINUTES
+    ever = {unit for step in schedule.steps for unit in step.units}
+    taken = [float(sum(number for unit, number in nodes.items() if unit in ever))] * DAY_MINUTES
+    for freed in (each for transition in schedule.transitions for each in transition.freed if each.unit in nodes):
+        begin = minute_of(freed.begins[:5]) + int(freed.begins[6:]) / MINUTE_S
+        end = begin + freed.node_hours / freed.num_nodes * HOUR_MINUTES
+        for minute in range(int(begin), ceil(end)):
+            share = min(end, minute + 1) - max(begin, minute)
+            taken[minute % DAY_MINUTES] -= freed.num_nodes * share
+    return taken
 
 
 def entry_starts(profile: Sequence[float] | None) -> range:

@@ -31,8 +31,8 @@ class Minute:
     kv_used: float = 0.0  # share of the room for KV
     tpot: float = 0.0  # seconds; the wait for a place is spread over the answer
     nodes_on: float = 0.0
-    prompt_nodes_on: float = 0.0  # of these, nodes of units that compute prompts
     nodes_taken: float = 0.0  # nodes of units that serve, warm up or drain
+    prompt_nodes_taken: float = 0.0  # of these, nodes of units that compute prompts
     prompt_units: float = 0.0
     token_units: float = 0.0
 

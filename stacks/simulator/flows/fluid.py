@@ -92,7 +92,7 @@ class _Flow:
         first, rest = self.service.prompts, self.service.tokens
         minute.nodes_on = sum(each.nodes_on for each in changes.values())
         minute.nodes_taken = sum(each.nodes_taken for each in changes.values())
-        minute.prompt_nodes_on = changes[first.phase].nodes_on
+        minute.prompt_nodes_taken = changes[first.phase].nodes_taken
         minute.prompt_units, minute.token_units = changes[first.phase].serving, changes[rest.phase].serving
         groups = _GroupCounts(
             changes[first.phase].serving * first.groups_per_unit,

@@ -109,7 +109,7 @@ def _nodes_by_gpu(plan: Compiled, service: Service, curves: Curves) -> Sequence[
     common, spares = plan.spec.cluster.gpu_name, len(plan.spec.cluster.spares)
     gpus: dict[Phase, str] = {phase: plan.spec.gpu_name(phase) for phase in plan.spec.phases}
     found = []
-    for prompts, whole in zip(curves.prompt_nodes_on, curves.nodes_on, strict=True):
+    for prompts, whole in zip(curves.prompt_nodes_taken, curves.nodes_taken, strict=True):
         counts = dict.fromkeys(_gpus(plan), 0)
         counts[gpus[service.prompts.phase]] += round(prompts)
         counts[gpus[service.tokens.phase]] += round(whole - prompts)

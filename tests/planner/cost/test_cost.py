@@ -33,9 +33,11 @@ def cost_of(cost, *, schedule=None, traffic=None, most=None, **sections):
     return cost_by(data | sections, most or dict.fromkeys(NODES, 1e9))
 
 
-def cost_by(data, most):
-    """The cost of a spec whose units stand anywhere."""
+def cost_by(data, most, **times):
+    """The cost of a spec whose units stand anywhere. `times` are durations of its schedule that no spec may have."""
     spec = Spec.model_validate(data)
+    if times:
+        spec = spec.model_copy(update={"schedule": spec.schedule.model_copy(update=times)})
     units = [
         Unit(f"{phase}-{index}", phase, index, tuple(f"{phase}-{index}-{node}" for node in range(size)), 8 * size, "")
         for phase, size in NODES.items()
@@ -45,8 +47,11 @@ def cost_by(data, most):
 
 
 def test_deepseeks_day_has_the_published_cost_and_income():
-    """Exactly $87,072 for 226.75 nodes on average; $562,027 within 0.02 %; a markup of 545 %, a margin of 84.5 %."""
-    document = cost_by(PUBLISHED, dict.fromkeys(NODES, 1e9)).model_dump()
+    """Exactly $87,072 for 226.75 nodes on average; $562,027 within 0.02 %; a markup of 545 %, a margin of 84.5 %.
+
+    The published chart shows nodes in use, so nodes that warm up or drain are in it.
+    """
+    document = cost_by(PUBLISHED, dict.fromkeys(NODES, 1e9), warm_up=0.0, drain=0.0).model_dump()
 
     assert document["usd_per_day"] == 87_072
     assert document["revenue_usd_per_day"] == pytest.approx(562_027, rel=2e-4)
@@ -69,7 +74,32 @@ def test_states_and_phases_add_up_to_the_day():
         cost.answered_share * 168e9
     )
     assert [each.minutes for each in cost.states] == [720, 75, 45, 45, 15, 30, 180, 30, 30, 30, 30, 210]
-    assert {phase: each.mean_nodes for phase, each in cost.phases.items()} == {"prefill": 95.5, "decode": 131.25}
+    assert {phase: each.mean_nodes for phase, each in cost.phases.items()} == {"prefill": 96.375, "decode": 132.5625}
+
+
+@pytest.mark.parametrize(
+    ("warm_up", "drain", "minutes"),
+    [("1min", "1min", 2), ("90s", "30s", 2), ("3h", "2h", 300), ("6h", "6h", 720), ("6h", "5h", 660)],
+)
+def test_nodes_are_paid_from_warm_up_to_drain(warm_up, drain, minutes):
+    """One prefill unit is off for 12 hours of the night, less what warm-up and drain take of them."""
+    cost = cost_of({"usd_per_gpu_hour": 2.0}, schedule=NIGHT | {"warm_up": warm_up, "drain": drain})
+
+    assert cost.freed.node_hours_per_day == pytest.approx(4 * (720 - minutes) / 60)
+    assert cost.usd_per_day == pytest.approx((26 * 24 - cost.freed.node_hours_per_day) * 8 * 2)
+    assert sum(each.usd for each in cost.states) == pytest.approx(cost.usd_per_day)
+
+
+def test_units_that_switch_all_day_are_never_free():
+    """A unit that serves one minute in every fifteen has its nodes all day, so it costs as much as one that serves."""
+    windows = [
+        {"at": f"{at // 60:02}:{at % 60:02}", "prefill_units": 2 - at % 15, "decode_units": 1}
+        for start in range(0, 1440, 15)
+        for at in (start, start + 1)
+    ]
+    cost = cost_of({"usd_per_gpu_hour": 2.0}, schedule=NIGHT | {"windows": windows})
+
+    assert (cost.usd_per_day, cost.freed.node_hours_per_day) == (26 * 24 * 8 * 2, 0)
 
 
 def test_hours_without_units_sell_nothing():

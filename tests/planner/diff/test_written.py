@@ -73,15 +73,15 @@ def test_equal_figures_share_a_line(change):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"cost": None}, "each day: $10,880 -> no GPU price"),
+        ({"cost": None}, "each day: $10,948 -> no GPU price"),
         (
             {"traffic": None, "cost.prices": None},
-            "output tokens: $1.3600 ($1.3600 to $1.3681) -> no traffic",
+            "output tokens: $1.3685 ($1.3685 to $1.3766) -> no traffic",
         ),
         ({"traffic": None, "cost.prices": None}, "peak load, % of capacity: 59.0% -> no traffic"),
         ({"cost.prices": None}, "income each day: $36,670 ($36,454 to $36,670) -> no token prices"),
         ({"cluster.gpu": {"name": "own", "memory": "141GiB"}}, "not predicted: the rates of own are"),
-        (None, "each day: $10,880 -> unknown"),
+        (None, "each day: $10,948 -> unknown"),
         (None, "assumed figures after the change are unknown: a rendered folder keeps none"),
     ],
 )

@@ -78,7 +78,7 @@ def test_the_former_promise_price_and_load_have_figures_of_their_own():
     assert [each.promised for each in (eased, stricter, light)] == [60, 50, 60]
     assert light.predicted == eased.predicted
     assert "moved: cost.usd_per_gpu_hour 2 -> 1" in diff_text(price)
-    assert "under the former ones the new plan has: each day $10,880" in " ".join(diff_text(price).split())
+    assert "under the former ones the new plan has: each day $10,948" in " ".join(diff_text(price).split())
 
 
 def test_a_gpu_that_is_only_described_as_faster_is_as_fast_as_before():

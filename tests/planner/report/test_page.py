@@ -109,11 +109,11 @@ def test_the_page_tells_the_day_as_it_runs(shipped):
     page, both = plan_page(unswitched), plan_page(shipped, unswitched)
     always_on, scheduled = (nodes.facts["states"] for nodes in next(sections_of(shipped, unswitched)).pairs[0])
 
-    assert "$106,752 a day at $2 per GPU-hour, $87,072 with kubernetes.controller;" in page
+    assert "$106,752 a day at $2 per GPU-hour, $87,912 with kubernetes.controller;" in page
     assert [len(units) for _, units in always_on] == [38]
     assert min(len(units) for _, units in scheduled) == 10
     assert "$106,752 a day" in both
-    assert "$87,072 a day" in both
+    assert "$87,912 a day" in both
 
 
 @pytest.mark.parametrize(

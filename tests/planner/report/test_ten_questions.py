@@ -74,7 +74,7 @@ def test_what_a_change_costs(browser, shipped, said, tmp_path):
         words, figures = section(page, "change"), section(page, "cost")
 
     more = after - said["cost"]["usd_per_day"]
-    left = f"($469,023 → ${469_023 - more:,.0f} left of a day's income)"
+    left = f"($468,183 → ${468_183 - more:,.0f} left of a day's income)"
     assert f"the bill rises ${more:,.0f} a day, income stays: the change costs ${more:,.0f} a day {left}" in words
     assert "capacity of all units, tokens/s: prefill " in words
     assert f"each day: ${said['cost']['usd_per_day']:,.0f} → ${after:,.0f}" in words

@@ -62,9 +62,9 @@ def test_the_first_lines_answer_what_is_asked(shipped):
         "226.75 on average; the controller switches units"
     )
     assert lines["cost"] == (
-        "$87,072 a day at $2 per GPU-hour; $0.5238 ($0.5187 to $0.9956) per million output or $0.1447 ($0.1433 to "
-        "$0.2751) per million input tokens, if these bear it all; income $556,095 ($292,544 to $561,503), "
-        "margin 84.3% (70.2% to 84.5%)"
+        "$87,912 a day at $2 per GPU-hour; $0.5288 ($0.5237 to $1.0052) per million output or $0.1461 ($0.1447 to "
+        "$0.2778) per million input tokens, if these bear it all; income $556,095 ($292,544 to $561,503), "
+        "margin 84.2% (69.9% to 84.3%)"
     )
     assert lines["load"] == (
         "decode is short for 8.50 h (03:30-04:00, 06:00-06:30, 07:00-07:30, 10:00-11:00, 14:00-17:00, "
@@ -405,9 +405,9 @@ def test_a_reason_of_several_decisions_is_said_once(shipped):
         (
             None,
             "all units stay on (22 nodes): without kubernetes.controller nobody switches them; with it most 22 nodes",
-            "$8,448 a day at $2 per GPU-hour, $4,224 with kubernetes.controller;",
+            "$8,448 a day at $2 per GPU-hour, $4,312 with kubernetes.controller;",
         ),
-        ({}, "most 22 nodes", "$4,224 a day at $2 per GPU-hour;"),
+        ({}, "most 22 nodes", "$4,312 a day at $2 per GPU-hour;"),
     ],
 )
 def test_a_schedule_that_nothing_follows_is_told(controller, day, cost, plan_of):
