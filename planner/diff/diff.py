@@ -24,7 +24,7 @@ from planner.diff.change import (
 from planner.diff.clients import LONGEST_REQUEST, find_client_fields
 from planner.diff.experts import count_expert_moves, estimate_weight_reads
 from planner.diff.former import compare_loads, explain_unknown_loads
-from planner.diff.hours import Hour, cut_hours
+from planner.diff.hours import Hour, cut_hours, has_controller, moved_zones
 from planner.diff.net import compare_days
 from planner.diff.pods import compare_pods
 from planner.diff.rollout import find_shortages, judge_rollouts, may_take_turns, rollout_assumptions, worst_rollout
@@ -33,6 +33,7 @@ from planner.diff.wording import COSTS, SPEEDS
 from planner.diff.yardsticks import Remeasured, measure_by_former
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
+from planner.plan.expected import Promise
 from planner.plan.row import Row
 from planner.problems.finding import Finding
 from planner.report.report import Report
@@ -102,7 +103,7 @@ def compare_plans(
         nodes=_nodes(before, after),
         schedule=_schedule(before, after),
         performance=performance,
-        former_promises=before.promises,
+        former_promises=_former_promises(before, after),
         cost=cost,
         net=compare_days(before, after),
         cost_of_other_days=tuple(_cost_of_days(before, after, remeasured.plan, hours)),
@@ -145,6 +146,13 @@ def _named_fields(clients: Sequence[SpecField], decided: Sequence[DecisionSides]
 
 
 def _decisions(before: Plan, after: Plan) -> Iterator[DecisionSides]:
+def _former_promises(before: Plan, after: Plan) -> Mapping[str, Promise | None]:
+    """Return the promises of `before`, without the hours in which they were missed if the time zones differ."""
+    if moved_zones(before, after) is None:
+        return before.promises
+    return {name: each and each.model_copy(update={"misses": None}) for name, each in before.promises.items()}
+
+
     """Yield the sizes of units that the planner decided and that differ between the plans."""
     decided = {each.path: each for each in after.decisions if each.why != DEFAULT}
     for phase in (each for each in after.phases if each in before.phases):

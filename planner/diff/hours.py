@@ -20,12 +20,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from math import fsum
-from typing import TypeVar
+from math import fsum, gcd
+from typing import Any, TypeVar
 
 from planner.diff.pods import is_same_deployment
 from planner.facts.calendar import WEEKDAYS, entry_of, offset_at, week_around
-from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of, periods
+from planner.facts.day import DAY_MINUTES, DAY_S, HOUR_MINUTES, MINUTE_S, minute_of, periods
 from planner.facts.quantities import first_of
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
@@ -305,17 +305,54 @@ def _demand(traffic: TrafficSpec, share: float, day: str | None) -> TimesOfDay[M
     return TimesOfDay(tuple((start, {phase: each * part for phase, each in per_s.items()}) for start, part in pairs))
 
 
-def clock_zone(plan: Plan) -> str | None:
+def moved_zones(before: Plan, after: Plan) -> tuple[str, str] | None:
+    """Return the time zones of both plans' windows and traffic; None if they are equal, or a plan has no times."""
+    old, new = _clock_zone(before), _clock_zone(after)
+    return None if old is None or new is None or old == new else (old, new)
+
+
+def _clock_zone(plan: Plan) -> str | None:
     """Return the time zone of the plan's windows and traffic; None if nothing in it has a time."""
     traffic, schedule = plan.spec.traffic, plan.spec.schedule
     has_times = plan.timetable or (traffic and (traffic.profile or traffic.other_days))
     return (schedule.timezone if schedule else UTC) if has_times else None
 
 
+def traffic_by_clock(before: Plan, after: Plan) -> dict[str, Any] | None:
+    """Return the `traffic` section of `before` in the hours of the new plan's clock; None without traffic.
+
+    Where there are several shifts in a year, each part of a day has the largest demand of all of them.
+    """
+    written, traffic, shifts = before.written.get("traffic"), before.spec.traffic, _clock_shifts(before, after)
+    if traffic is None or shifts == (0,) or not (traffic.profile or traffic.other_days):
+        return written
+    profiles = [each for each in (traffic.profile, *(other.profile for other in traffic.other_days)) if each]
+    step = gcd(HOUR_MINUTES, *(DAY_MINUTES // len(each) for each in profiles), *shifts)
+
+    def demand_on(day: str | None) -> TimesOfDay[float]:
+        profile = traffic.profile_on(day) or [1.0]
+        return TimesOfDay(tuple(zip(entry_starts(profile), profile, strict=True)))
+
+    def shifted(day: str | None) -> list[float]:
+        times = [_shift_times(demand_on, day, each) for each in shifts]
+        return [max(each.at(minute) for each in times) for minute in range(0, DAY_MINUTES, step)]
+
+    usual, former = shifted(None), traffic.profile or [1.0]
+    more = fsum(usual) / len(usual) / (fsum(former) / len(former)) if len(shifts) > 1 else 1.0
+    amounts = {name: getattr(traffic, name) for name in ("input_tokens", "output_tokens", "requests")}
+    days = (day.names for day in _list_days(before, after, are_shifted=True) if day.names)
+    return {
+        **(written or {}),
+        **{name: amount * more for name, amount in amounts.items() if amount is not None},
+        "profile": usual,
+        "other_days": [{"days": list(names), "profile": shifted(names[0])} for names in days],
+    }
+
+
 def _clock_shifts(before: Plan, after: Plan) -> tuple[int, ...]:
     """Return all minutes by which the new plan's clock is ahead of the old one's on some day of the year."""
-    zones = [zone for plan in (before, after) if (zone := clock_zone(plan))]
-    if len(set(zones)) < 2:
+    zones = moved_zones(before, after)
+    if zones is None:
         return (0,)
     old, new = ([offset_at(day, zone) for day in DAYS_OF_A_YEAR] for zone in zones)
     return tuple(sorted({(after - before) // MINUTE_S for before, after in zip(old, new, strict=True)}))

@@ -17,7 +17,7 @@ from planner.spec.schema import Spec
 from planner.spec.section import Section
 from planner.spec.short_forms import SHORT_FORMS, expand_short_forms
 
-__all__ = ["JUDGED", "SET", "describe_value", "differing_fields", "find_unjudged", "is_judged"]
+__all__ = ["JUDGED", "describe_value", "differing_fields", "find_unjudged", "is_judged"]
 
 # Fields, and sections with all their fields -> key of the diff that shows their whole effect.
 JUDGED: Mapping[str, str] = {

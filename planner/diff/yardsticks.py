@@ -5,7 +5,8 @@ predicted, prices, and the rates of the same GPU. With half the traffic half the
 none is missed. Other fields move such figures on the side: more even loads are drawn by a lower `alpha`, the mean
 request is shorter with lower limits, and less is hit in a smaller cache. So the new plan is compiled again with
 the former sections in its spec, and each figure is judged twice. Of a promise the stricter one counts. What the former
-spec does not say stays as the new one says it.
+spec does not say stays as the new one says it. Where the time zone moves, callers do not: the former traffic is that of
+the new clock's hours (`hours.py`).
 
 Expert loads are a yardstick as well, for a file of even ones makes any plan fast. New maps are made for new loads, and
 do worse with the former ones. So a change of nothing else is not judged by those, but shows the figures. Nor does the
@@ -20,8 +21,8 @@ from typing import Any
 from planner.compiler import Compiled, compile_again
 from planner.diff.change import SpecField
 from planner.diff.former import identify_loads
-from planner.diff.hours import clock_zone, hit_rate, share_of_hits
-from planner.diff.unjudged import SET, describe_value
+from planner.diff.hours import hit_rate, moved_zones, share_of_hits, traffic_by_clock
+from planner.diff.unjudged import differing_fields
 from planner.facts.loads import Loads
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
@@ -71,8 +72,8 @@ def measure_by_former(former: Plan, found: Compiled | Plan, known_loads: Loads |
     loads = None if isinstance(found, Plan) else _former_loads(former, found.choice.spec, known_loads)
     of_loads = tuple(_moved_loads(former, found, after, loads))
     moved = (*find_moved(former, after), *of_loads)
-    if all(each.path == ZONE for each in moved):
-        return Remeasured(moved)
+    if not moved:
+        return Remeasured()
     counts = moved != of_loads or after.spec.expert_load.file is None or _drop_loads(former) != _drop_loads(after)
     remeasured = Remeasured(moved, counts=counts)
     try:
@@ -112,25 +113,24 @@ def _measure_with(values: dict[str, Any], found: Compiled, after: Plan, loads: L
 
 def find_moved(before: Plan, after: Plan) -> Iterator[SpecField]:
     """Yield the yardsticks that differ between two plans' specs, but for their expert loads."""
-    old, new = (
-        {section: plan.written.get(section) for section in SECTIONS} | {GPU: plan.written["cluster"]["gpu"]}
-        for plan in (before, after)
-    )
-    yield from _differing(old, new)
+    for section in SECTIONS:
+        yield from differing_fields(getattr(before.spec, section), getattr(after.spec, section), section)
+    yield from differing_fields(before.spec.cluster.gpu, after.spec.cluster.gpu, GPU)
     if (share := share_of_hits(before, after)) < 1:
         hits = hit_rate(before, after)
         yield SpecField(path=CACHE, values=(f"{hits:.1%} hits", f"{hits * share:.1%}"))
     for phase in _former_requests(before, after):
-        old, new = ({key: getattr(plan.spec.phase(phase), key) for key in LIMITS} for plan in (before, after))
-        yield from _differing(old, new, f"{phase}.")
-    zones = [zone for plan in (before, after) if (zone := clock_zone(plan))]
-    if len(set(zones)) > 1:
-        yield SpecField(path=ZONE, values=(zones[0], zones[1]))
+        for key in LIMITS:
+            old, new = (getattr(plan.spec.phase(phase), key) for plan in (before, after))
+            yield from differing_fields(old, new, f"{phase}.{key}")
+    if (zones := moved_zones(before, after)) is not None:
+        yield SpecField(path=ZONE, values=zones)
 
 
 def _former_sections(former: Plan, spec: ResolvedSpec, after: Plan) -> dict[str, Any]:
     """Return the sections and fields with the former yardsticks, as they can be written into `spec`."""
     sections = {section: former.written.get(section) for section in SECTIONS}
+    sections["traffic"] = traffic_by_clock(former, after)
     sections["slo"] = _stricter_slo(former.spec.slo, spec.written.slo)
     has_traffic = spec.written.traffic is not None or former.spec.traffic is not None
     point = (sections[POINT] or {}) | _former_requests(former, after)
@@ -187,7 +187,7 @@ def _moved_loads(former: Plan, found: Compiled | Plan, after: Plan, loads: Loads
     else:
         differ = loads != found.choice.spec.expert_loads
     if old.file is None and new.file is None:
-        yield from _differing({"alpha": old.alpha}, {"alpha": new.alpha}, f"{LOADS}.")
+        yield from differing_fields(old.alpha, new.alpha, f"{LOADS}.alpha")
     elif differ:
         yield SpecField(path=LOADS, values=None)
 
@@ -255,15 +255,3 @@ def _stricter_slo(old: SloSpec, new: SloSpec) -> dict[str, float] | None:
         name: [each for slo in (old, new) if (each := getattr(slo, name)) is not None] for name in SloSpec.model_fields
     }
     return {name: min(each) for name, each in promised.items() if each} or None
-
-
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any], above: str = "") -> Iterator[SpecField]:
-    for key in {**old, **new}:
-        before, after = old.get(key), new.get(key)
-        if before == after:
-            continue
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from _differing(before, after, f"{above}{key}.")
-        else:
-            words = describe_value(before), describe_value(after)
-            yield SpecField(path=f"{above}{key}", values=None if words == (SET, SET) else words)

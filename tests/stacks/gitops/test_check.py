@@ -362,7 +362,7 @@ def test_former_loads_are_those_in_the_bases_checkout(head, capsys):
 
 
 def test_a_new_time_zone_is_judged(head, capsys):
-    """It is the one yardstick under which nothing is measured again."""
+    """A promise is looked for in the hours of the former clock too."""
     window = '{{at: "00:00", prefill_units: 1, decode_units: 1}}'
     day = f"\nschedule: {{{{timezone: {{}}, windows: [{window}]}}}}\nslo: {{{{ttft_ms: 1}}}}"
     for checkout, zone in ((head.parent / "base", "UTC"), (head, "Asia/Shanghai")):

@@ -322,6 +322,45 @@ def test_capacity_counts_requests_that_are_too_long_now():
     assert _judged("capacity", BUSY | shorter, dict.fromkeys(shorter, 16_384)) == {}
 
 
+SATURDAYS = {"schedule.other_days": [{"days": ["saturday"], "windows": [DAY | {"at": "00:00", "prefill_units": 6}]}]}
+LESS = "kubernetes.controller.demand may start less: GPUs of prefill 192 -> 128, nodes 42 -> 34"
+
+
+@pytest.mark.parametrize(("demand", "reasons"), [({}, {"capacity": LESS}), (None, {})])
+def test_capacity_counts_what_demand_may_start(demand, reasons):
+    """Saturday's larger windows are why the plan has two units more, which are there on all days."""
+    first = SATURDAYS | {"kubernetes.controller": {"demand": demand}, "cluster.nodes": 48}
+
+    assert _judged("capacity", first, {"schedule.other_days": []}) == reasons
+
+
+HALF_CLOCK = {
+    "slo.tpot_ms": 45.0,
+    "operating_point.decode": {"requests": 64, "kv_tokens": 3400},
+    "traffic.output_tokens": 8e9,
+    "traffic.profile": [1] * 12 + [2] * 4 + [1] * 8,
+    "schedule.timezone": "UTC",
+    "schedule.windows": [DAY | {"at": "12:00"}, DAY | {"at": "16:00", "decode_units": 1}],
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "times"),
+    [
+        ({"schedule.timezone": "Africa/Lagos"}, "16:00-17:00"),
+        ({"schedule.timezone": "Africa/Lagos", "traffic.profile": [1] * 24}, "16:00-17:00"),
+        ({"schedule.timezone": "Asia/Kathmandu"}, "17:45-21:45"),
+        ({"schedule.timezone": "Atlantic/Reykjavik"}, None),
+    ],
+)
+def test_a_clock_moves_no_callers_to_other_hours(fields, times):
+    """Windows and profile move with the zone, and callers come when they came: a promise breaks between the two."""
+    reasons = _judged("slo", HALF_CLOCK, fields)
+
+    assert (reasons == {}) == (times is None)
+    assert times is None or f"is missed at {times} {BY_FORMER}" in reasons["slo"]
+
+
 WEEK = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 
 
