@@ -11,6 +11,7 @@ from pydantic import AliasPath, Field
 from planner.estimate.gpu_loads import GpuLoads
 from planner.estimate.throughput.calibration import Correction
 from planner.expert_map.types import FrontPoint, Policy
+from planner.facts.calendar import entry_of
 from planner.facts.day import DAY_MINUTES
 from planner.facts.part import ClockTime, Digest, Maybe, Part, Rounded
 from planner.facts.terms import Phase
@@ -114,9 +115,10 @@ class Promise(Part):
     misses: Maybe[dict[str, tuple[Miss, ...]]] = None
 
     def misses_on(self, day: str) -> tuple[Miss, ...]:
-        """Return the misses on a weekday or date, which is an ordinary day if none of its own is known."""
+        """Return the misses on a weekday or date: its own, for a date else its weekday's, else an ordinary day's."""
         misses = self.misses or {}
-        return misses.get(day, misses.get(ORDINARY, ()))
+        entry = None if day == ORDINARY else entry_of(day, [(name,) for name in misses])
+        return misses.get(ORDINARY, ()) if entry is None else list(misses.values())[entry]
 
 
 class Performance(Part):

@@ -423,13 +423,21 @@ def test_a_promise_may_not_be_missed_in_more_hours_or_by_more(before, after, rea
 
 
 def test_a_day_of_its_own_is_compared_with_what_it_was(change):
-    """A date that had no entry before was an ordinary day."""
+    """A date that had no entry before was its weekday, here a Sunday, or else an ordinary day."""
     missed = (Miss(at="09:00", minutes=60, predicted=60.0),)
-    kept, ordinary, date = (
+    kept, ordinary, sunday, busy_sunday, date = (
         _promise(40).model_copy(update={"misses": misses})
-        for misses in (None, {"ordinary": missed}, {"ordinary": (), "2026-01-04": missed})
+        for misses in (
+            None,
+            {"ordinary": missed},
+            {"ordinary": missed, "sunday": ()},
+            {"ordinary": (), "sunday": missed},
+            {"ordinary": (), "2026-01-04": missed},
+        )
     )
-    changes = [change.model_copy(update={"former_promises": {"tpot_ms": old}}) for old in (kept, ordinary)]
+    befores = (kept, ordinary, sunday, busy_sunday)
+    changes = [change.model_copy(update={"former_promises": {"tpot_ms": old}}) for old in befores]
     reasons = [[found.reason for found in _objections("slo", each, {"tpot_ms": date})] for each in changes]
 
-    assert reasons == [["slo.tpot_ms of 50 is missed at 09:00-10:00 on 2026-01-04: 60 ms are expected"], []]
+    refused = ["slo.tpot_ms of 50 is missed at 09:00-10:00 on 2026-01-04: 60 ms are expected"]
+    assert reasons == [refused, [], refused, []]
