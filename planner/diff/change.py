@@ -177,6 +177,7 @@ class Net(Part):
     bill: NetSides | None  # None if a plan has no price of a GPU-hour
     income: NetSides | None  # None if a plan has no prices of tokens
     capacity: dict[Phase, NetSides]  # tokens/s at the expected speed; of phases that both plans have
+    on_demand: dict[str, NetSides]  # `GPUs of PHASE` and `nodes` on which controller.demand may run less than before
 
 
 class LossSides(Part):

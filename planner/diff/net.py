@@ -3,7 +3,7 @@
 Both are of the ordinary day as it runs: without `kubernetes.controller` all units stay on, and cost that.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from planner.diff.change import Net, NetSides
 from planner.facts.terms import PHASES, Phase
@@ -19,6 +19,7 @@ def compare_days(before: Plan, after: Plan) -> Net:
         bill=(old.usd_per_day, new.usd_per_day) if old and new else None,
         income=_sides(old.revenue_usd_per_day, new.revenue_usd_per_day) if old and new else None,
         capacity={phase: sides for phase, each in known.items() if (sides := _sides(*each)) is not None},
+        on_demand=_lost_on_demand(before, after),
     )
 
 
@@ -27,8 +28,31 @@ def describe_net(net: Net) -> Iterator[str]:
     parts = [_describe_usd(net.bill, net.income)] if net.bill else []
     rates = [f"{phase} {_rates(*sides)}" for phase, sides in net.capacity.items()]
     parts += [f"capacity of all units, tokens/s: {', '.join(rates)}"] if rates else []
+    parts += [describe_on_demand(net.on_demand)] if net.on_demand else []
     if parts:
         yield "; ".join(parts)
+
+
+def describe_on_demand(lost: Mapping[str, NetSides]) -> str:
+    """Say that `kubernetes.controller.demand` may have less on than before."""
+    sides = (f"{what} {_rates(*each)}" for what, each in lost.items())
+    return f"kubernetes.controller.demand may start less: {', '.join(sides)}"
+
+
+def _lost_on_demand(before: Plan, after: Plan) -> dict[str, NetSides]:
+    """Return what the old plan's controller may have on for demand beyond the schedule, where the new one's has less.
+
+    These are the GPUs of a phase's units, and the nodes of the largest state.
+    """
+    controller = before.kubernetes.controller
+    if controller is None or controller.demand is None or before.timetable is None:
+        return {}
+    old, new = (
+        {f"GPUs of {phase}": sum(unit.ranks for unit in plan.units_of(phase)) for phase in before.phases}
+        | {"nodes": plan.timetable.peak_nodes if plan.timetable else sum(len(unit.nodes) for unit in plan.units)}
+        for plan in (before, after)
+    )
+    return {what: (number, new[what]) for what, number in old.items() if new[what] < number}
 
 
 def _describe_usd(bill: NetSides, income: NetSides | None) -> str:

@@ -5,7 +5,8 @@
     slo         a promised latency is missed at the expected speed, or in hours of a day's traffic in which it was kept,
                 or by more than it was missed there
     capacity    less of the day's traffic is answered than before, a phase's peak load rises above its capacity, or
-                units miss demand at an hour of any day that they did not miss before, or longer requests are refused
+                units miss demand at an hour of any day that they did not miss before, longer requests are refused, or
+                controller.demand may start less
     cost+10%    a day, ordinary or not, costs over 10 % more than before
     stale       rendering the spec into its folder again would change a file, or a tool may read another one there
     nodes       another environment's units are on nodes of this one's
@@ -26,6 +27,7 @@ from math import inf
 from planner.diff.change import Change, DayCost, Sides, Verdict, Yardsticks
 from planner.diff.clients import LONGEST_REQUEST
 from planner.diff.hours import LEAST_SHARE, name_days
+from planner.diff.net import describe_on_demand
 from planner.diff.rollout import SEVERITY
 from planner.diff.wording import describe_shortage, verdicts
 from planner.facts.day import DAY_MINUTES, minute_of, periods
@@ -251,7 +253,8 @@ def _explain_lost_capacity(evidence: Evidence) -> str:
         for each in change.clients
         if each.path == LONGEST_REQUEST and each.values
     ]
-    return "; ".join(filter(None, [*reasons, *short, *refused]))
+    lost = [describe_on_demand(change.net.on_demand)] if change.net.on_demand else []
+    return "; ".join(filter(None, [*reasons, *short, *refused, *lost]))
 
 
 def _lost_capacity(
