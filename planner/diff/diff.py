@@ -31,9 +31,10 @@ from planner.diff.rollout import find_shortages, judge_rollouts, may_take_turns,
 from planner.diff.unjudged import find_unjudged
 from planner.diff.wording import COSTS, SPEEDS
 from planner.diff.yardsticks import Remeasured, measure_by_former
+from planner.estimate.failures import Loss
 from planner.facts.terms import PHASES, Phase
-from planner.plan.plan import Plan
 from planner.plan.expected import Promise
+from planner.plan.plan import Plan
 from planner.plan.row import Row
 from planner.problems.finding import Finding
 from planner.report.report import Report
@@ -145,7 +146,6 @@ def _named_fields(clients: Sequence[SpecField], decided: Sequence[DecisionSides]
     return paths | {f"{phase}.{LONGEST_REQUEST}" for phase in PHASES if LONGEST_REQUEST in paths}
 
 
-def _decisions(before: Plan, after: Plan) -> Iterator[DecisionSides]:
 def _former_promises(before: Plan, after: Plan) -> Mapping[str, Promise | None]:
     """Return the promises of `before`, without the hours in which they were missed if the time zones differ."""
     if moved_zones(before, after) is None:
@@ -153,6 +153,7 @@ def _former_promises(before: Plan, after: Plan) -> Mapping[str, Promise | None]:
     return {name: each and each.model_copy(update={"misses": None}) for name, each in before.promises.items()}
 
 
+def _decisions(before: Plan, after: Plan) -> Iterator[DecisionSides]:
     """Yield the sizes of units that the planner decided and that differ between the plans."""
     decided = {each.path: each for each in after.decisions if each.why != DEFAULT}
     for phase in (each for each in after.phases if each in before.phases):
@@ -247,7 +248,25 @@ def _figures(report: Report, sections: Sequence[str], names: Iterable[str]) -> d
 
 def _failures(before: Plan, after: Plan, phase: Phase) -> LossSides:
     old, new = ((plan.failures or {}).get(phase, {}) for plan in (before, after))
+    on = [_fewest_units_on(plan, phase) for plan in (before, after)]
+    if on != [len(plan.units_of(phase)) for plan in (before, after)]:
+        old, new = (losses | _losses_at_fewest(losses, number) for losses, number in zip((old, new), on, strict=True))
     return LossSides(before=old, after=new)
+
+
+def _fewest_units_on(plan: Plan, phase: Phase) -> int:
+    """Return the number of units of `phase` that are on while the fewest are, without times at which none is."""
+    steps = plan.timetable.all_steps if plan.timetable and has_controller(plan) else ()
+    on = [number for step in steps if (number := step.num_units.get(phase))]
+    return min(on, default=len(plan.units_of(phase)))
+
+
+def _losses_at_fewest(losses: Mapping[str, Loss], units_on: int) -> dict[str, Loss]:
+    """Return the loss by the smallest failure domain while only `units_on` units are on."""
+    return {
+        f"{domain}, while fewest units are on": Loss(units=min(loss.units, units_on), of_units=units_on, at=loss.at)
+        for domain, loss in [*losses.items()][:1]
+    }
 
 
 def _warnings(before: Plan, after: Plan) -> WarningMoves:

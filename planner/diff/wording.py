@@ -419,7 +419,7 @@ def _failures(change: Change) -> Iterator[str]:
             losses = sides.before[domain], sides.after[domain]
             old, new = (f"{each.units} of {counted(each.of_units, 'unit')}" for each in losses)
             if old != new:
-                yield f"{phase}, one {domain} lost: stops {old} -> {new}"
+                yield f"{phase}, loss of one {domain}: stops {old} -> {new}"
 
 
 def _warnings(change: Change) -> Iterator[str]:

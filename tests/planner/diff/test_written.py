@@ -17,7 +17,7 @@ from planner.diff.text import MAX_LINES, diff_text
 from planner.problems.finding import Finding
 from planner.rules.check import change_spec
 from tests.docs.plan_schema import schema_of_changes
-from tests.planner.diff.pairs import base, changed
+from tests.planner.diff.pairs import SMALL, base, changed
 
 CAUSES = (
     "image",
@@ -224,3 +224,13 @@ def test_what_a_change_costs_is_one_line_on_one_basis():
         f"(${left:,.0f} -> ${left - usd:,.0f} left of a day's income); capacity of"
     )
     assert aside.startswith("the bill stays, income aside; capacity of all units, tokens/s: prefill ")
+
+
+def test_a_quieter_night_is_a_larger_failure_domain():
+    """All units of the night stop with one GPU, though the day has as many units as before."""
+    spec, before = base(40)
+    day, night = SMALL["schedule.windows"]
+    after = run_passes(change_spec(spec, {"schedule.windows": [day, night | {"prefill_units": 1}]}), before).plan
+    failures = [each.partition("failure")[2].strip() for each in diff_text(compare_plans(before, after)).splitlines()]
+
+    assert "prefill, loss of one gpu, while fewest units are on: stops 1 of 2" in failures
