@@ -85,12 +85,8 @@ def remote_address(checkout: Checkout, remote: str) -> str:
 
 
 def require_identity(checkout: Checkout) -> None:
-    """Raises GitError if git has no name and address for commits. By the author's address we know our own."""
-    try:
-        identities = [run_git("var", [each], checkout.root) for each in ("GIT_AUTHOR_IDENT", "GIT_COMMITTER_IDENT")]
-    except GitError:
-        identities = [""]
-    if not all(map(_email, identities)):
+    """Raises GitError if git has no name and address for commits. By the addresses we know our own."""
+    if not all(_our_emails(checkout)):
         reason, fix = "it knows no name and address for commits", "git config user.name NAME, and user.email ADDRESS"
         raise GitError("commit", reason, fix)
 
@@ -207,18 +203,21 @@ def commit_folder(checkout: Checkout, tree: Path, heads: Heads, paths: Sequence[
 def is_own_commit(checkout: Checkout, commit: str, heads: Heads, paths: Sequence[Path]) -> bool:
     """Return whether `commit_folder` made `commit` for this author and for the branch `heads.into`.
 
-    The commit must have our author, and a seal that fits its branch, parent, files and title. So somebody else's commit
-    on top is noticed, and neither a colleague's proposal nor one for another branch is replaced. Anybody with push
-    rights can make a seal too. Therefore the commit must change nothing but `paths`, and its parent must be in the
-    history of `heads.base`: then the next proposal replaces all its changes. Raises GitError if the checkout lacks that
-    history.
+    The commit must have our author and committer, and a seal that fits its branch, parent, files and title. So somebody
+    else's commit on top is noticed, and so is ours that a colleague has amended; neither a colleague's proposal nor one
+    for another branch is replaced. Anybody with push rights can make a seal too. Therefore the commit must change
+    nothing but `paths`, and its parent must be in the history of `heads.base`: then the next proposal replaces all its
+    changes. Raises GitError if the checkout lacks that history.
     """
     head, _, message = run_git("cat-file", ["commit", commit], checkout.root).partition("\n\n")
     tree, parents = re.findall(r"^tree (\w+)$", head, re.M), re.findall(r"^parent (\w+)$", head, re.M)
     title, _, seal = message.strip().partition(f"\n\n{TRAILER}")
-    authors = re.findall(r"^author (.*)$", head, re.M)[0], run_git("var", ["GIT_AUTHOR_IDENT"], checkout.root)
-    theirs, ours = map(_email, authors)
-    if len(parents) != 1 or seal != _seal(heads.into, parents[0], tree[0], title) or theirs != ours or not ours:
+    theirs, ours = (
+        [_email(each) for each in re.findall(r"^(?:author|committer) (.*)$", head, re.M)],
+        _our_emails(checkout),
+    )
+    is_sealed = len(parents) == 1 and seal == _seal(heads.into, parents[0], tree[0], title)
+    if not is_sealed or theirs != ours or not all(ours):
         return False
     changed = _list_changed(checkout, parents[0], commit)
     is_within = all(any(Path(each).is_relative_to(path) for path in paths) for each in changed)
@@ -232,9 +231,10 @@ def _list_changed(checkout: Checkout, old: str, new: str, paths: Sequence[Path] 
 
 
 def describe_commit(checkout: Checkout, commit: str) -> str:
-    """Return a commit's short name, its subject and its author's name as text."""
-    words = ["-1", "--no-show-signature", "--format=%h (%s) by %an", commit]
-    return run_git("log", words, checkout.root).strip()
+    """Return a commit's short name, its subject, its author's name and the committer's if that is another."""
+    words = ["-1", "--no-show-signature", "--format=%h (%s) by %an%n%cn", commit]
+    text, _, committer = run_git("log", words, checkout.root).removesuffix("\n").rpartition("\n")
+    return text if text.endswith(f" by {committer}") else f"{text}, committed by {committer}"
 
 
 def changed_by(checkout: Checkout, commit: str) -> list[str]:
@@ -243,6 +243,15 @@ def changed_by(checkout: Checkout, commit: str) -> list[str]:
         return _list_changed(checkout, f"{commit}^", commit)
     except GitError:
         return []
+
+
+def _our_emails(checkout: Checkout) -> list[str]:
+    """Return the addresses of the author and of the committer of our commits; empty text where git knows none."""
+    try:
+        identities = [run_git("var", [each], checkout.root) for each in ("GIT_AUTHOR_IDENT", "GIT_COMMITTER_IDENT")]
+    except GitError:
+        return [""]
+    return [_email(each) for each in identities]
 
 
 def _email(identity: str) -> str:

@@ -114,9 +114,9 @@ def test_a_commit_says_whose_it_is_and_what_it_changes(checkout):
     theirs = git(checkout.root, "rev-parse", "HEAD")
     first = git(checkout.root, "rev-list", "--max-parents=0", "HEAD")
 
-    assert (
-        describe_commit(checkout, theirs) == f"{git(checkout.root, 'rev-parse', '--short', theirs)} (More units) by Bob"
-    )
+    us, short = git(checkout.root, "config", "user.name"), git(checkout.root, "rev-parse", "--short", theirs)
+    assert describe_commit(checkout, theirs) == f"{short} (More units) by Bob, committed by {us}"
+    assert describe_commit(checkout, first).endswith(f") by {us}")
     assert (changed_by(checkout, theirs), changed_by(checkout, first)) == (["spec.yaml"], [])
 
 
@@ -126,6 +126,17 @@ def test_a_colleagues_proposal_is_not_ours(checkout, tmp_path):
     git(checkout.root, "config", "user.email", "bob@git.example")
 
     assert not is_own_commit(checkout, theirs, onto(f"{theirs}^"), [Path("deploy")])
+
+
+def test_a_proposal_that_a_colleague_commits_again_is_not_ours(checkout, tmp_path):
+    """An amended commit keeps its author and, with nothing else changed, its seal."""
+    ours = make_commit(checkout, tmp_path / "scratch")
+    git(checkout.root, "checkout", "-q", "--detach", ours)
+    git(checkout.root, "-c", "user.email=bob@git.example", "commit", "-q", "--amend", "--no-edit")
+    amended = git(checkout.root, "rev-parse", "HEAD")
+
+    assert amended != ours
+    assert not is_own_commit(checkout, amended, onto(f"{ours}^"), [Path("deploy")])
 
 
 def test_a_proposal_for_another_branch_is_not_ours(checkout, tmp_path):
