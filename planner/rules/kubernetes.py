@@ -31,7 +31,7 @@ EXPOSING_FIELDS = {
 
 
 def controller_needs_leader_worker_sets(c: ValidValues) -> Iterator[Finding]:
-    """Reject a controller with StatefulSets, whose `replicas` count nodes: the controller sets `replicas` to 0 or 1."""
+    """Reject a controller with StatefulSets, whose `replicas` would have two owners (docs/design/controller.md)."""
     c.require("kubernetes.controller.pace")
     unit_kind: str = c["kubernetes.unit_kind"]
     if unit_kind == "leaderworkerset":
@@ -42,7 +42,8 @@ def controller_needs_leader_worker_sets(c: ValidValues) -> Iterator[Finding]:
     )
     rule = f"S507 must not be combined with kubernetes.unit_kind: {unit_kind}"
     reason = (
-        "a LeaderWorkerSet is turned off and on by replicas 0 and 1, but a StatefulSet's replicas are the unit's nodes"
+        "a StatefulSet's replicas are its unit's nodes: a manifest that has them undoes what the controller scales, and"
+        " one that no longer has them leaves a running unit one pod"
     )
     yield Finding("kubernetes.controller", None, rule, reason, fix)
 
