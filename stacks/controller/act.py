@@ -17,7 +17,7 @@ from stacks.controller.observe import UNIT_API_VERSION, UNIT_KIND, deployment_re
 from stacks.controller.report import Status
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
-from stacks.kube.manifest import Manifest, Reference
+from stacks.kube.manifest import Manifest, Reference, object_name
 
 __all__ = [
     "FIELD_MANAGER",
@@ -48,7 +48,7 @@ def mark_nodes(api: Api, plan: str, nodes: Iterable[str], marks: Marks) -> Itera
     Raises ProviderError if the nodes cannot be listed.
     """
     selector = f"{names.PLAN_LABEL}={plan},{names.NODE_LABEL}"
-    marked = {each["metadata"]["name"]: each for each in api.list_all("v1", "Node", "", labelSelector=selector)}
+    marked = {object_name(each): each for each in api.list_all("v1", "Node", "", labelSelector=selector)}
     for name in nodes:
         mark, live = marks.lookup(name), marked.get(name)
         if mark == (live["metadata"]["labels"][names.NODE_LABEL] if live else None):
@@ -68,7 +68,7 @@ def taint_faulty_nodes(
     """
     taint = {"key": names.FAULTY_TAINT, "value": plan, "effect": "NoSchedule", "timeAdded": timestamp(now)}
     for node in nodes:
-        name, taints = node["metadata"]["name"], node["spec"].get("taints") or []
+        name, taints = object_name(node), node["spec"].get("taints") or []
         ours = [each for each in taints if each["key"] == names.FAULTY_TAINT]
         if (name in faulty) == bool(ours) or any(each.get("value") != plan for each in ours):
             continue
@@ -119,17 +119,18 @@ def write_status(api: Api, deployment: Manifest, status: Status) -> None:
     """Write `status` to the deployment's object, unless it is there already. Raises ProviderError if that fails."""
     if deployment.get("status") == status:
         return
-    metadata = deployment["metadata"]
-    reference = deployment_reference(metadata["namespace"], metadata["name"])
     gone = dict.fromkeys((deployment.get("status") or {}).keys() - status.keys())
-    api.merge(reference, {"status": gone | status}, part="status", manager=FIELD_MANAGER)
+    _merge_status(api, deployment, gone | status)
 
 
 def write_changes(api: Api, deployment: Manifest, changes: Sequence[Mapping[str, Any]]) -> None:
     """Write the field `changes` of the deployment's status, and no other. Raises ProviderError if that fails."""
-    metadata = deployment["metadata"]
-    reference = deployment_reference(metadata["namespace"], metadata["name"])
-    api.merge(reference, {"status": {"changes": changes}}, part="status", manager=FIELD_MANAGER)
+    _merge_status(api, deployment, {"changes": changes})
+
+
+def _merge_status(api: Api, deployment: Manifest, fields: Mapping[str, Any]) -> None:
+    reference = deployment_reference(deployment["metadata"]["namespace"], object_name(deployment))
+    api.merge(reference, {"status": fields}, part="status", manager=FIELD_MANAGER)
 
 
 def write_next_epoch(api: Api, deployment: Manifest, unit: str, content: str) -> None:
@@ -164,13 +165,12 @@ def write_event(
     """Write an event about the deployment, for `kubectl describe`. Raises ProviderError if that fails."""
     metadata = deployment["metadata"]
     name = f"{metadata['name']}.{secrets.token_hex(8)}"
-    about = {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]}
     api.create(
         {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": metadata["namespace"]},
-            "involvedObject": {"apiVersion": names.DEPLOYMENT_API_VERSION, "kind": names.DEPLOYMENT_KIND} | about,
+            "involvedObject": _owner_reference(metadata) | {"namespace": metadata["namespace"]},
             "type": "Warning" if is_warning else "Normal",
             "reason": reason,
             "message": message,

@@ -295,7 +295,7 @@ def _count_by_phase(situation: Situation, units: Sequence[str]) -> Counter[Phase
 
 
 def _count_ready(units: Sequence[LiveUnit]) -> Counter[Phase]:
-    return Counter(unit.phase for unit in units if unit.is_on and unit.is_ready)
+    return Counter(unit.phase for unit in units if unit.is_ready)
 
 
 def _describe_shortages(units: Sequence[LiveUnit], needed: Counter[Phase]) -> Iterator[str]:
@@ -337,7 +337,7 @@ def _next_change(situation: Situation, now: float) -> NextChange | None:
 
 def _explain(situation: Situation, decision: Decision, kept: Sequence[str], force: Force | None) -> str:
     """Return the reason for the status. `kept` are units that stay only while a wanted one is not ready."""
-    ready = {unit.name for unit in situation.units if unit.is_on and unit.is_ready}
+    ready = {unit.name for unit in situation.units if unit.is_ready}
     awaited = [unit for unit in decision.wanted if unit not in ready]
     missing = [unit.name for unit in situation.units if unit.replicas is None]
     departed = [unit.name for unit in situation.departed if unit.name not in decision.leaving]

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from stacks.controller.act import delete_lost_pod, taint_faulty_nodes
 from stacks.controller.decide import Decision
-from stacks.controller.follower import Follower, apply_scale, report_event
+from stacks.controller.follower import Follower, apply_scale, find_new_messages, report_event
 from stacks.controller.heal import FaultReports, find_node_health, find_reports, heal
 from stacks.controller.observe import unit_pods
 from stacks.controller.report import HEALTHY
 from stacks.controller.situation import Situation
 from stacks.kube.errors import ProviderError
-from stacks.kube.manifest import Manifest, find_condition
+from stacks.kube.manifest import Manifest, object_name
 
 __all__ = ["handle_faulty_nodes"]
 
@@ -35,7 +35,7 @@ def handle_faulty_nodes(
     own = {node for unit in situation.units for node in (*unit.nodes, *unit.spares)}
     try:
         everywhere = follower.api.list_all("v1", "Node", "", resourceVersion="0")  # "0": from the server's memory
-        nodes = [each for each in everywhere if each["metadata"]["name"] in own]
+        nodes = [each for each in everywhere if object_name(each) in own]
         pods = unit_pods(follower.api, deployment)
     except ProviderError as error:
         follower.say(f"cannot look at nodes: {error}")
@@ -46,28 +46,26 @@ def handle_faulty_nodes(
     healing = heal(situation, decision, health)
     _taint_nodes(follower, deployment, nodes, reports, now)
     for pod in pods:
-        if pod["metadata"]["name"] in health.lost:
+        if object_name(pod) in health.lost:
             _delete_lost_pod(follower, deployment, pod, now)
     if healing.move:
         apply_scale(follower, deployment, healing.move, now)
     problems = [*healing.problems, *([reports.problem] if reports.problem else [])]
-    said = find_condition(deployment, HEALTHY).get("message", "").split("; ")
-    for problem in problems:
-        if problem not in said:
-            report_event(follower, deployment, "Stuck", problem, now, is_warning=True)
+    for problem in find_new_messages(deployment, HEALTHY, problems):
+        report_event(follower, deployment, "Stuck", problem, now, is_warning=True)
     return problems
 
 
 def _delete_lost_pod(follower: Follower, deployment: Manifest, pod: Manifest, now: float) -> None:
     """Delete a lost pod, so that another takes its place, and report it. A dry run only reports."""
-    what = f"{pod['metadata']['name']}: {pod['spec']['nodeName']} does not answer, and the pod's grace period is over"
+    what = f"{object_name(pod)}: {pod['spec']['nodeName']} does not answer, and the pod's grace period is over"
     if follower.is_dry_run:
         follower.say(f"would forget {what}")
         return
     try:
         delete_lost_pod(follower.api, pod)
     except ProviderError as error:
-        follower.say(f"cannot forget {pod['metadata']['name']}: {error}")
+        follower.say(f"cannot forget {object_name(pod)}: {error}")
         return
     follower.say(f"forget {what}")
     report_event(follower, deployment, "Forget", what, now)

@@ -1,7 +1,7 @@
 """A deployment under control: its units are scaled, and events report it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stacks.controller.act import scale, write_event
@@ -10,9 +10,9 @@ from stacks.controller.lease import Lease
 from stacks.controller.live_maps import FollowedMaps
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
-from stacks.kube.manifest import Manifest
+from stacks.kube.manifest import Manifest, find_condition
 
-__all__ = ["Follower", "apply_scale", "report_event"]
+__all__ = ["Follower", "apply_scale", "find_new_messages", "report_event"]
 
 Say = Callable[[str], None]
 
@@ -48,6 +48,12 @@ def apply_scale(follower: Follower, deployment: Manifest, scales: Scale, now: fl
         return
     follower.say(f"{word} {scales.unit}: {scales.reason}")
     report_event(follower, deployment, word.capitalize(), f"{scales.unit}: {scales.reason}", now)
+
+
+def find_new_messages(deployment: Manifest, condition: str, messages: Sequence[str]) -> list[str]:
+    """Return those of `messages` that are not in the `condition` that the last round has written."""
+    told = find_condition(deployment, condition).get("message", "").split("; ")
+    return [each for each in messages if each not in told]
 
 
 def report_event(

@@ -22,7 +22,7 @@ from planner.facts.quantities import first_of
 from stacks.controller.decide import Decision, Scale
 from stacks.controller.situation import LiveUnit, Situation
 from stacks.kube.faults import fault_statuses, reported_fault
-from stacks.kube.manifest import Manifest, list_conditions, parse_instant
+from stacks.kube.manifest import Manifest, list_conditions, object_name, parse_instant
 from stacks.kube.taints import repelling_taints, taint_text
 
 __all__ = ["FaultReports", "Healing", "NodeHealth", "find_node_health", "find_reports", "heal"]
@@ -73,13 +73,15 @@ def find_reports(
     condition must be true, or have the status after its `=`. No further node is tainted where units would then lack
     nodes: those that restart must find others.
     """
-    reporting = {_name(node) for node in nodes if reported_fault(node, settings)}
-    over = {_name(node) for node in nodes if _has_only_our_taint(node, plan)} - reporting
-    lately = {_name(node) for node in nodes if _name(node) in over and _reported_lately(node, settings, now)}
+    reporting = {object_name(node) for node in nodes if reported_fault(node, settings)}
+    over = {object_name(node) for node in nodes if _has_only_our_taint(node, plan)} - reporting
+    lately = {
+        object_name(node) for node in nodes if object_name(node) in over and _reported_lately(node, settings, now)
+    }
     tolerations = _tolerations([pod for _, pod in _placed_pods(units, nodes, pods)])
-    sound = {_name(node) for node in nodes if not any(repelling_taints(node, tolerations))} - reporting
+    sound = {object_name(node) for node in nodes if not any(repelling_taints(node, tolerations))} - reporting
     short = _find_short_nodes(units, sound) & reporting
-    kept = short - {_name(node) for node in nodes if _has_taint(node, names.FAULTY_TAINT)}
+    kept = short - {object_name(node) for node in nodes if _has_taint(node, names.FAULTY_TAINT)}
     faults = FaultReports(frozenset(reporting - kept | lately), frozenset(over))
     if not kept:
         return faults
@@ -94,7 +96,7 @@ def find_node_health(
 
     Pods are matched by name: a foreign pod with the labels of a unit would keep it moving for ever.
     """
-    by_name = {_name(each): each for each in nodes}
+    by_name = {object_name(each): each for each in nodes}
     placed = _placed_pods(units, nodes, pods)
     faults: dict[str, dict[str, str]] = {unit.name: {} for unit in units}
     for unit, pod in placed:
@@ -107,7 +109,7 @@ def find_node_health(
     bad = {each for each in known if each not in by_name or any(repelling_taints(by_name[each], tolerations))}
     taken = {pod["spec"].get("nodeName") for pod in pods}
     lost = tuple(
-        pod["metadata"]["name"]
+        object_name(pod)
         for _, pod in placed
         if _is_over(pod, now) and _has_taint(by_name[pod["spec"]["nodeName"]], LOST)
     )
@@ -146,7 +148,7 @@ def _obstacle(situation: Situation, unit: LiveUnit, faults: Mapping[str, str], h
     where = f"{unit.name} is on {_describe_faults(faults)}"
     if sum(node not in health.unusable for node in {*unit.nodes, *unit.spares}) < len(faults):
         return f"{where}, and no spare is left: plan again without it"
-    if not any(each.phase == unit.phase and each.is_ready for each in _running_units(situation) if each is not unit):
+    if not any(each.phase == unit.phase and each.is_ready for each in situation.units if each is not unit):
         return f"{where}, and no other {unit.phase} unit serves: delete its pods to move it all the same"
     return None
 
@@ -169,14 +171,14 @@ def _placed_pods(
     units: Sequence[LiveUnit], nodes: Sequence[Manifest], pods: Sequence[Manifest]
 ) -> list[tuple[str, Manifest]]:
     """Return (unit, pod) of the pods that have the names which LeaderWorkerSet gives to units', and are on `nodes`."""
-    known = {_name(node) for node in nodes}
+    known = {object_name(node) for node in nodes}
     owner = {
         names.unit_pod_name(unit.name, worker, "leaderworkerset"): unit.name
         for unit in units
         for worker in range(len(unit.nodes))
     }
     placed = [pod for pod in pods if pod["spec"].get("nodeName") in known]
-    return [(owner[_name(pod)], pod) for pod in placed if _name(pod) in owner]
+    return [(owner[object_name(pod)], pod) for pod in placed if object_name(pod) in owner]
 
 
 def _tolerations(pods: Sequence[Manifest]) -> Sequence[Mapping[str, Any]]:
@@ -212,11 +214,6 @@ def _is_recent(written: str, now: float) -> bool:
     """Return whether the time `written` is within `STEADY_S` of `now`. It may be later, since clocks differ."""
     instant = parse_instant(written)
     return instant is not None and abs(now - instant) < STEADY_S
-
-
-def _name(live: Manifest) -> str:
-    name: str = live["metadata"]["name"]
-    return name
 
 
 def _has_taint(node: Manifest, key: str) -> bool:

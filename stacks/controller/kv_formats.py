@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from planner.facts import names
 from stacks.controller.situation import Gateway
 from stacks.kube.api import Api
-from stacks.kube.manifest import Manifest, mounted_configs
+from stacks.kube.manifest import Manifest, mounted_configs, object_name
 from stacks.kube.readiness import missing
 
 __all__ = ["find_other_kv_formats"]
@@ -30,13 +30,13 @@ def find_other_kv_formats(
     units of their own image. Raises ProviderError if the cluster cannot be asked.
     """
     if "sameImage" in deployment["spec"]:
-        images = {_name(each): _image(each["spec"]["leaderWorkerTemplate"]["workerTemplate"]) for each in units}
+        images = {object_name(each): _image(each["spec"]["leaderWorkerTemplate"]["workerTemplate"]) for each in units}
         return _find_differing(pods, images, _image), "blind"
     if not pods:
         return set(), "newest"
     owners = ",".join(sorted({_owner(each) for each in pods}))
     formats = _list_formats(api, deployment, f"{names.UNIT_LABEL} in ({owners})")
-    newest = {_name(each): _format(each, formats) for each in units}
+    newest = {object_name(each): _format(each, formats) for each in units}
     differing = _find_differing(pods, newest, lambda pod: _format(pod, formats))
     has_changed = not differing or _served_formats(api, deployment) == {newest[unit] for unit in differing}
     return differing, "newest" if has_changed else "former"
@@ -55,7 +55,7 @@ def _find_differing(
 
 def _served_formats(api: Api, deployment: Manifest) -> set[str | None] | None:
     """Return the KV formats that gateways serve; None while a gateway is being replaced, or if there is none."""
-    selector = ",".join(f"{key}={value}" for key, value in names.gateway_selector(_name(deployment)).items())
+    selector = ",".join(f"{key}={value}" for key, value in names.gateway_selector(object_name(deployment)).items())
     gateways = api.list_all("apps/v1", "Deployment", deployment["metadata"]["namespace"], labelSelector=selector)
     if not gateways or any(missing(each) for each in gateways):
         return None
@@ -65,7 +65,7 @@ def _served_formats(api: Api, deployment: Manifest) -> set[str | None] | None:
 
 def _list_formats(api: Api, deployment: Manifest, selector: str) -> Formats:
     configs = api.list_all("v1", "ConfigMap", deployment["metadata"]["namespace"], labelSelector=selector)
-    texts = {_name(each): "".join((each.get("data") or {}).values()) for each in configs}
+    texts = {object_name(each): "".join((each.get("data") or {}).values()) for each in configs}
     return {name: found[1] for name, text in texts.items() if (found := KV_DIGEST.search(text))}
 
 
@@ -83,8 +83,3 @@ def _image(pod: Manifest) -> str | None:
 def _owner(pod: Manifest) -> str:
     unit: str = pod["metadata"]["labels"][names.UNIT_LABEL]
     return unit
-
-
-def _name(live: Manifest) -> str:
-    name: str = live["metadata"]["name"]
-    return name

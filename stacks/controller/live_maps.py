@@ -150,7 +150,7 @@ def serving_units(
     for unit in units:
         own = [pod for pod in pods if pod["metadata"]["labels"].get(names.UNIT_LABEL) == unit.name]
         addresses = [address for pod in own if (address := (pod.get("status") or {}).get("podIP"))]
-        if unit.phase not in phases or not unit.is_on or not unit.is_ready or len(addresses) != unit.num_nodes:
+        if unit.phase not in phases or not unit.is_ready or len(addresses) != unit.num_nodes:
             continue
         settings = phases[unit.phase]
         ports = range(names.Ports.METRICS, names.Ports.METRICS + settings["ranksPerPod"])

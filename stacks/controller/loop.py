@@ -18,7 +18,7 @@ from stacks.controller.act import mark_nodes, write_changes, write_status
 from stacks.controller.changes import ChangeRecord, changes_json, follow_changes
 from stacks.controller.decide import Decision, decide
 from stacks.controller.faulty_nodes import handle_faulty_nodes
-from stacks.controller.follower import Follower, apply_scale, report_event
+from stacks.controller.follower import Follower, apply_scale, find_new_messages, report_event
 from stacks.controller.health import Health
 from stacks.controller.lease import Lease
 from stacks.controller.lend import Marks, decide_marks, lending_events
@@ -38,7 +38,7 @@ from stacks.controller.report import FOLLOWING, FORECAST, build_status, build_wr
 from stacks.controller.situation import Situation
 from stacks.controller.sweep import remove_departed, sweep
 from stacks.kube.errors import ProviderError
-from stacks.kube.manifest import Manifest, find_condition
+from stacks.kube.manifest import Manifest
 from stacks.measured.limits import Limits
 
 __all__ = ["PERIOD_S", "follow", "run_once", "run_round"]
@@ -144,8 +144,7 @@ def _find_news(deployment: Manifest, measurement: Measurement, decision: Decisio
         (FORECAST, "BeyondPlan", decision.unmet_demand),
         (CURRENT, "Stopped", (decision.turns.reason,) if decision.turns.is_stopped else ()),
     ):
-        said = find_condition(deployment, condition).get("message", "").split("; ")
-        yield from ((reason, each, True) for each in messages if each not in said)
+        yield from ((reason, each, True) for each in find_new_messages(deployment, condition, messages))
     before = previous_suspects(deployment)
     after = before if measurement.suspects is None else measurement.suspects
     was, now = ({unit for unit, each in every.items() if each.is_last} for every in (before, after))

@@ -79,11 +79,11 @@ def _rooms(settings: Mapping[str, Any]) -> Iterator[tuple[Phase, Room]]:
 
 
 def _suspects(deployment: Manifest, observation: Observation, figures: Figures, now: float) -> dict[str, Suspect]:
-    units = {unit.name: unit.is_on and unit.is_ready for unit in observation.situation.units}
-    before = {unit: each for unit, each in previous_suspects(deployment).items() if unit in units}
-    serving = {unit for unit, is_ready in units.items() if is_ready}
+    units = observation.situation.units
+    names, serving = {unit.name for unit in units}, {unit.name for unit in units if unit.is_ready}
+    before = {unit: each for unit, each in previous_suspects(deployment).items() if unit in names}
     lasts_s = max(LASTS_S, _notice_s(observation))
-    return follow_stragglers(before, figures.stragglers & units.keys(), serving, now, lasts_s)
+    return follow_stragglers(before, figures.stragglers & names, serving, now, lasts_s)
 
 
 def _notice_s(observation: Observation) -> float:

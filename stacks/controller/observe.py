@@ -10,13 +10,14 @@ from planner.facts.calendar import is_day, is_timezone
 from planner.facts.day import DAY_MINUTES, minute_of
 from planner.facts.terms import Phase
 from planner.schedule.schedule import OtherDays, Step, Timetable
+from stacks.controller.changes import previous_changes
 from stacks.controller.clock import Clock
 from stacks.controller.kv_formats import find_other_kv_formats
 from stacks.controller.lend import FREE, RECLAIMED, Marks
 from stacks.controller.situation import Force, LiveUnit, Orders, Situation
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
-from stacks.kube.manifest import Manifest, Reference, find_condition, parse_instant
+from stacks.kube.manifest import Manifest, Reference, find_condition, object_name, parse_instant
 from stacks.kube.readiness import missing, num_withheld
 
 __all__ = [
@@ -84,7 +85,7 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
     outdated, unknown = _find_outdated(api, metadata["namespace"], units)
     departed = _find_departed(deployment, units)
     is_changing = bool(outdated or departed)
-    looked = [_name(each) for each in units] if is_changing else _units_not_yet_free(deployment, units)
+    looked = [object_name(each) for each in units] if is_changing else _units_not_yet_free(deployment, units)
     pods, unseen = _list_pods(api, metadata["namespace"], looked)
     occupied = dict.fromkeys(looked, ()) if unseen else _occupied_nodes(pods)
     differing, gateway = find_other_kv_formats(api, deployment, units, pods) if outdated else (set(), "newest")
@@ -98,7 +99,7 @@ def observe(api: Api, deployment: Manifest, now: float) -> Observation:
             has_given_notice=noticed_s >= situation.timetable.notice_s,
             departed=tuple(_departed_unit(each, occupied) for each in departed),
             gateway=gateway,
-            extra_drain_s=_extra_drain_s([each for each in units if _name(each) in outdated], pods),
+            extra_drain_s=_extra_drain_s([each for each in units if object_name(each) in outdated], pods),
         ),
         clock,
     )
@@ -140,7 +141,7 @@ def read_situation(
     `occupied` maps a unit to the nodes that its pods are on. A unit is missing there if it has no pods, or if nobody
     looked at them. Raises WrongDay if the day cannot be followed.
     """
-    live = {each["metadata"]["name"]: each for each in objects}
+    live = {object_name(each): each for each in objects}
     units = []
     for each in spec["units"]:
         unit = _unit(each, live.get(each["name"]), occupied.get(each["name"]))
@@ -172,12 +173,14 @@ def _find_departed(deployment: Manifest, units: Sequence[Manifest]) -> list[Mani
     """Return the LeaderWorkerSets of units that the plan had and no longer has."""
     planned, known = {each["name"] for each in deployment["spec"]["units"]}, {*previous_units(deployment)}
     return [
-        each for each in units if _name(each) in known - planned and names.PHASE_LABEL in each["metadata"]["labels"]
+        each
+        for each in units
+        if object_name(each) in known - planned and names.PHASE_LABEL in each["metadata"]["labels"]
     ]
 
 
 def _departed_unit(live: Manifest, occupied: Mapping[str, Collection[str]]) -> LiveUnit:
-    settings = {"name": _name(live), "phase": live["metadata"]["labels"][names.PHASE_LABEL], "pods": 0}
+    settings = {"name": object_name(live), "phase": live["metadata"]["labels"][names.PHASE_LABEL], "pods": 0}
     return _unit(settings, live, occupied.get(settings["name"]))
 
 
@@ -185,7 +188,7 @@ def _units_not_yet_free(deployment: Manifest, units: Sequence[Manifest]) -> list
     """Return the units that are off and none of whose nodes is marked as free; none if the plan lends no nodes."""
     if "lendNodes" not in deployment["spec"]:
         return []
-    off = {each["metadata"]["name"] for each in units if each["spec"].get("replicas") == 0}
+    off = {object_name(each) for each in units if each["spec"].get("replicas") == 0}
     free = set(previous_marks(deployment).free)
     return [
         each["name"]
@@ -200,9 +203,11 @@ def _find_outdated(api: Api, namespace: str, units: Sequence[Manifest]) -> tuple
     If that is unknown for some units, return an error's text in place of None. A unit that is off is outdated until its
     new template is current, because it may get either template if it is started earlier.
     """
-    unseen = {_name(unit) for unit in units if num_withheld(unit) and _is_off(unit) and not _is_observed(unit)}
+    unseen = {object_name(unit) for unit in units if num_withheld(unit) and _is_off(unit) and not _is_observed(unit)}
     doubtful = {
-        _name(unit) for unit in units if num_withheld(unit) and _is_observed(unit) and not _status_proves_current(unit)
+        object_name(unit)
+        for unit in units
+        if num_withheld(unit) and _is_observed(unit) and not _status_proves_current(unit)
     }
     if not doubtful:
         return unseen, None
@@ -210,7 +215,7 @@ def _find_outdated(api: Api, namespace: str, units: Sequence[Manifest]) -> tuple
         leaders = api.list_all("apps/v1", "StatefulSet", namespace, labelSelector=LEADERS)
     except ProviderError as error:
         return unseen, f"no unit takes a new template, since StatefulSets cannot be looked at: {error}"
-    return unseen | {_name(each) for each in leaders if _name(each) in doubtful and _withholds(each)}, None
+    return unseen | {object_name(each) for each in leaders if object_name(each) in doubtful and _withholds(each)}, None
 
 
 def _status_proves_current(unit: Manifest) -> bool:
@@ -257,8 +262,7 @@ def _are_recorded(deployment: Manifest, units: Sequence[LiveUnit]) -> bool:
 
     If it had not, units must wait to restart: a tool applies objects one by one, so more of them may become outdated.
     """
-    changes = (deployment.get("status") or {}).get("changes") or []
-    left = {each["name"] for change in changes[-1:] for each in change["left"]}
+    left = {each.name for change in previous_changes(deployment)[-1:] for each in change.left}
     return all(unit.name in left for unit in units if unit.is_on and unit.is_outdated)
 
 
@@ -294,7 +298,7 @@ def _extra_drain_s(outdated: Sequence[Manifest], pods: Sequence[Manifest]) -> fl
 
     A grace period is the time to drain and a constant. Return less than 0 if it is shorter, and 0 without such pods.
     """
-    newest = {_name(unit): _grace_s(unit["spec"]["leaderWorkerTemplate"]["workerTemplate"]) for unit in outdated}
+    newest = {object_name(unit): _grace_s(unit["spec"]["leaderWorkerTemplate"]["workerTemplate"]) for unit in outdated}
     owners = ((each["metadata"]["labels"][names.UNIT_LABEL], each) for each in pods)
     return max((_grace_s(pod) - newest[owner] for owner, pod in owners if owner in newest), default=0.0)
 
@@ -322,11 +326,6 @@ def _unit(settings: Mapping[str, Any], live: Manifest | None, occupied: Collecti
 
 def _is_off(unit: Manifest) -> bool:
     return bool(unit["spec"].get("replicas", 1) == 0)
-
-
-def _name(live: Manifest) -> str:
-    name: str = live["metadata"]["name"]
-    return name
 
 
 def _read_timetable(spec: Mapping[str, Any], steps: tuple[Step, ...]) -> Timetable:

@@ -69,7 +69,7 @@ def build_status(
     observation, demand = measurement.observation, measurement.demand
     situation = observation.situation
     departed = [name for name in unit_names if name not in situation.phases()]
-    lending_events = {"freeNodes": len(marks.free), "nodes": {FREE: [*marks.free], RECLAIMED: [*marks.reclaimed]}}
+    lent_nodes = {"freeNodes": len(marks.free), "nodes": {FREE: [*marks.free], RECLAIMED: [*marks.reclaimed]}}
     conditions = [
         (FOLLOWING, *_following_status(situation.orders, decision), decision.reason),
         (CURRENT, *_current_status(decision.turns, [unit.name for unit in situation.departed])),
@@ -83,7 +83,7 @@ def build_status(
         "next": _next_change_text(decision.next_change, situation.timetable.timezone, observation.clock),
         "why": decision.reason,
         "unitNames": [*unit_names],
-        **(lending_events if situation.lends_nodes else {}),
+        **(lent_nodes if situation.lends_nodes else {}),
         **({"demand": list(_floors_json(demand))} if demand else {}),
         **({"stragglers": list(_suspects_json(measurement.suspects))} if measurement.suspects else {}),
         **({"changes": changes_json(changes)} if changes else {}),
@@ -186,7 +186,7 @@ def _units_text(situation: Situation, decision: Decision) -> str:
     """Return how many units of each phase are ready, over how many are wanted: `prefill 2/2, decode 1/1`."""
     phases = situation.phases()
     wanted = [phases[unit] for unit in decision.wanted]
-    ready = [unit.phase for unit in situation.units if unit.is_on and unit.is_ready]
+    ready = [unit.phase for unit in situation.units if unit.is_ready]
     return ", ".join(f"{phase} {ready.count(phase)}/{wanted.count(phase)}" for phase in dict.fromkeys(phases.values()))
 
 

@@ -28,7 +28,7 @@ class LiveUnit:
     name: str
     phase: Phase
     replicas: int | None  # the number that it is scaled to; None if its object does not exist
-    is_ready: bool  # whether all its pods are ready
+    is_ready: bool  # whether it is on and all its pods are ready
     has_pods: bool = False  # also pods that are ending
     is_outdated: bool = False  # its pods have an older template than its object, or would have if they started now
     is_unseen: bool = False  # LeaderWorkerSet's controller has not seen the object's last change yet

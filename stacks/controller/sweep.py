@@ -22,7 +22,7 @@ from planner.facts.day import DAY_S
 from stacks.controller.follower import Follower, report_event
 from stacks.controller.observe import list_units, previous_units
 from stacks.kube.errors import NotServedError, ProviderError
-from stacks.kube.manifest import Manifest, Reference, is_ending, mounted_configs, object_uid, parse_instant
+from stacks.kube.manifest import Manifest, Reference, is_ending, mounted_configs, object_name, object_uid, parse_instant
 
 __all__ = ["find_unused_configs", "find_unused_revisions", "remove_departed", "sweep"]
 
@@ -40,7 +40,7 @@ def remove_departed(follower: Follower, deployment: Manifest, leaving: Collectio
     departed = [unit for unit in previous_units(deployment) if unit not in planned]
     if not departed:
         return planned
-    live = {each["metadata"]["name"]: each for each in list_units(follower.api, deployment)}
+    live = {object_name(each): each for each in list_units(follower.api, deployment)}
     left = []
     for unit in departed:
         if unit not in live and _delete_companions(follower, deployment, unit, now):
@@ -102,14 +102,14 @@ def find_unused_configs(users: Sequence[Manifest], configs: Sequence[Manifest], 
     return [
         each
         for each in configs
-        if each["metadata"]["name"] not in named
+        if object_name(each) not in named
         and (made := parse_instant(each["metadata"]["creationTimestamp"])) is not None
         and now - made >= DAY_S
     ]
 
 
 def _delete_unit(follower: Follower, deployment: Manifest, unit: Manifest, now: float) -> None:
-    name = unit["metadata"]["name"]
+    name = object_name(unit)
     if follower.is_dry_run:
         follower.say(f"would delete {name}: it has left the plan")
         return
@@ -143,7 +143,7 @@ def _delete_companion(follower: Follower, deployment: Manifest, companion: Manif
     if is_ending(companion):
         return
     follower.api.delete(Reference.from_manifest(companion), object_uid(companion))
-    message = f"{companion['kind']} {companion['metadata']['name']}: its unit {unit} has left the plan"
+    message = f"{companion['kind']} {object_name(companion)}: its unit {unit} has left the plan"
     follower.say(f"delete {message}")
     report_event(follower, deployment, "Delete", message, now)
 

@@ -78,7 +78,7 @@ def decide_turns(
     if kv_formats_differ and _proven_phases(units) >= {unit.phase for unit in units if unit.name in on}:
         return _restart_the_rest(running, outdated, gateway)
     noticed = {unit.phase for unit in units if unit.name in stand_ins and unit.name not in on}
-    ready = Counter(unit.phase for unit in units if unit.is_on and unit.is_ready)
+    ready = Counter(unit.phase for unit in units if unit.is_ready)
     begin: list[str] = []
     for group in _next_groups(units, on, kv_formats_differ=kv_formats_differ):
         lost = Counter(unit.phase for unit in group if unit.is_ready)
@@ -156,7 +156,7 @@ def _next_groups(
 
 def _proven_phases(units: Sequence[LiveUnit]) -> set[Phase]:
     """Return the phases that have a ready unit with the newest template."""
-    return {unit.phase for unit in units if unit.is_on and unit.is_ready and not unit.is_outdated}
+    return {unit.phase for unit in units if unit.is_ready and not unit.is_outdated}
 
 
 def _keeps_enough(lost: Mapping[Phase, int], ready: Mapping[Phase, int], needed: Mapping[Phase, int]) -> bool:

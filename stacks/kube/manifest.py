@@ -17,6 +17,7 @@ __all__ = [
     "is_ending",
     "list_conditions",
     "mounted_configs",
+    "object_name",
     "object_uid",
     "parse_instant",
     "type_token",
@@ -55,6 +56,11 @@ class Reference:
 def type_token(api_version: str, kind: str) -> str:
     """Return the Pulumi type of a kind, such as `tidemill:apps/v1:Deployment` or `tidemill:core/v1:ConfigMap`."""
     return f"tidemill:{CORE if api_version == 'v1' else api_version}:{kind}"
+
+
+def object_name(live: Manifest) -> str:
+    """Return an object's name."""
+    return str(live["metadata"]["name"])
 
 
 def object_uid(live: Manifest) -> str:
