@@ -11,7 +11,7 @@ from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case
 from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
 from planner.estimate.throughput.work import explain_unpredictable, work_of
-from planner.facts.core_attention import Queries, fp8_kernels
+from planner.facts.core_attention import Queries, fp8_kernels, least_heads
 from planner.facts.quantisation import KV_BYTES, kv_dtype
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
@@ -39,7 +39,8 @@ def build_case(
     phase, model = layout.phase, spec.model
     machine = build_machine(spec.gpu_of(phase), layout.gpu)
     kv = kv_dtype(layout.precision, spec.phase(phase).kv_precision)
-    work = work_of(model, layout.precision, kv, layout.attention_tp, layout.dense_tp, _fp8_core(spec, phase))
+    heads = least_heads(spec.written.engine_name, layout.gpu, spec.phase(phase).kv_precision)
+    work = work_of(model, layout.precision, kv, layout.attention_tp, layout.dense_tp, _fp8_core(spec, phase), heads)
     assert machine is not None
     assert work is not None
     return Case(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.facts.catalog import GPUS
-from planner.facts.terms import EngineName, Phase
+from planner.facts.terms import EngineName, KvPrecision, Phase
 
 Queries = Literal["prompts", "tokens"]
 QUERIES: Mapping[Phase, tuple[Queries, ...]] = {
@@ -51,6 +51,18 @@ _KERNELS: Mapping[EngineName, Mapping[bool, Mapping[Queries, Fp8Kernel]]] = {
         },
     },
 }
+
+
+def least_heads(engine: EngineName, gpu: str, kv: KvPrecision | None) -> int:
+    """Return how many heads `engine` computes at least in sparse attention's prompts on `gpu`.
+
+    vLLM fills up the heads of its FlashMLA kernels with zeros, so more GPUs that share attention save less. Source:
+    vllm 0.33.0 v1/attention/backends/mla/flashmla_sparse.py, prefill_padding. A Blackwell has FlashInfer's kernels for
+    FP8 KV; that these fill up to 64 heads is assumed.
+    """
+    if engine != "vllm" or gpu not in GPUS:
+        return 1
+    return 128 if GPUS[gpu].fp4_tflops is not None and kv != "fp8" else 64
 
 
 def fp8_kernels(engine: EngineName, phase: Phase, gpu: str) -> dict[Queries, Fp8Kernel]:

@@ -62,6 +62,7 @@ MOE, DENSE = (next(each for each in V3.layers if bool(each.expert) is wanted) fo
 LINEAR = next(
     each.attention for each in work_of(MODELS["qwen3.5-397b-a17b"], "bf16", "bf16").layers if each.attention.state_bytes
 )
+SPARSE = next(iter(work_of(MODELS["deepseek-v3.2"], "fp8", "bf16").layers)).attention
 IN_FP8 = replace(MOE.attention, fp8_core=frozenset({"tokens"}))
 
 Row = dict[str, Any]
@@ -111,6 +112,7 @@ def families(tables: Tables) -> dict[str, tuple[list[str], list[Point]]]:
             ["prompt_floor_us", "prompt_request_us", "prompt_projection_share", "prompt_core_share"],
             _prompt_attention(tables),
         ),
+        "sparse attention, prefill": (["sparse_core_share", "index_share", "absorbed_share"], _sparse_prompts(tables)),
         "linear attention, decode": (["state_share"], _states(tables)),
         "linear attention, prefill": (["scan_share"], _scans(tables)),
         "low latency, one node": (
@@ -188,6 +190,24 @@ def _prompt_attention(tables: Tables) -> list[Point]:
         (lambda m, b=row["batch_size"], s=row["isl"]: predicted(m, b, s), row["latency"] / 1e3)
         for row in _core(rows, tables.gpu)
         if row["batch_size"] * row["isl"] <= 262_144
+    ]
+
+
+def _sparse_prompts(tables: Tables) -> list[Point]:
+    """Return whole attention layers of DeepSeek-V3.2 with all heads, whose kernels fill up none, and KV in BF16."""
+
+    def predicted(m: Machine, batch: int, length: int) -> float:
+        tokens = batch * length
+        work = ops.prompt_attention_input_time(m, SPARSE, tokens)
+        return work + ops.prompt_attention_output_time(m, SPARSE, tokens, length / 2, batch)
+
+    return [
+        (lambda m, b=row["batch_size"], s=row["isl"]: predicted(m, b, s), row["latency"] / 1e3)
+        for row in tables.rows("sparse_attention/vllm/0.24.0/dsa_context_module_perf.parquet")
+        if (row["model"], row["num_heads"], row["step"]) == ("deepseek-ai/DeepSeek-V3.2", 128, 0)
+        and (row["kv_cache_dtype"], row["gemm_type"]) == ("bfloat16", "fp8_block")
+        and row["isl"] >= 512
+        and 8192 <= row["batch_size"] * row["isl"] <= 65_536
     ]
 
 
@@ -373,6 +393,7 @@ def fitted(gpu: str, groups: dict[str, tuple[list[str], list[Point]]], base: Ker
     constants, residuals = {}, {}
     for name, (names, points) in groups.items():
         found, errors = fit(machine, names, points)
+        machine = replace(machine, kernels=replace(machine.kernels, **found))  # later families build on earlier ones
         constants |= found
         size = np.abs(errors)
         residuals[name] = {
@@ -444,7 +465,7 @@ def main() -> None:
         "sources": {
             "h100, h200, b200, gb200, b300, gb300": "PyPI aiconfigurator-core 0.12.0, Apache-2.0, (c) NVIDIA: tables "
             "of SGLang's wide-EP operators, versions 0.5.6.post2 to 0.5.12, of DeepSeek-V3's shapes; core attention in "
-            "FP8 beside BF16 of SGLang 0.5.14 and, on Hopper, vLLM 0.24.0; linear attention of vLLM 0.24.0",
+            "FP8 beside BF16 of SGLang 0.5.14 and, on Hopper, vLLM 0.24.0; linear and sparse attention of vLLM 0.24.0",
             "h800": "github.com/deepseek-ai/DeepEP 0297fc80 docs/legacy.md (links); github.com/deepseek-ai/FlashMLA "
             "066b5ba6 README.md (core attention); all else as its equal chip",
             "h20": "github.com/deepseek-ai/FlashMLA issue 30 (core attention); github.com/lm-sys/lm-sys.github.io "

@@ -47,6 +47,10 @@ class Kernels:
     prompt_core_share: float
     prompt_core_fp8_speedup: float
     scan_share: float  # of the memory's bandwidth, while linear attention scans prompts
+    # Sparse attention of prefill: core attention over picked tokens, the indexer, absorbed queries and results.
+    sparse_core_share: float  # of the BF16 rate
+    index_share: float
+    absorbed_share: float  # of the memory's bandwidth
     # Low-latency dispatch and combine.
     dispatch_nvlink_fixed_us: float
     dispatch_nvlink_share: float
@@ -66,7 +70,10 @@ class Kernels:
 
 
 # Constants that are shares of the matmul rate.
-MATMULS = ("expert_matmul", "prompt_matmul", "ffn_matmul", "projection", "core", "prompt_projection", "prompt_core")
+MATMULS = (
+    *("expert_matmul", "prompt_matmul", "ffn_matmul", "projection", "core", "prompt_projection", "prompt_core"),
+    *("sparse_core", "index"),
+)
 
 
 @cache

@@ -58,12 +58,12 @@ def attention_output_time(
 def indexer_time(machine: Machine, work: AttentionWork, tokens: float, context: float, read: Bytes) -> Seconds:
     """Return the time in which a sparse attention's indexer scores the context, the longer of matmuls and key reads.
 
-    `read` counts the bytes of keys. Nobody measured an indexer: it is assumed to reach the same share of the GPU's
-    rates as core attention.
+    `read` counts the bytes of keys. The share of the matmul rate was measured with prompts, and includes the choice of
+    the highest scores.
     """
     kernels = machine.kernels
     rate = machine.matmuls(work.index_in)
-    matmuls = compute_time(Flops(tokens * context * work.index_flops / kernels.core_share), rate)
+    matmuls = compute_time(Flops(tokens * context * work.index_flops / kernels.index_share), rate)
     return max(matmuls, transfer_time(Bytes(read / kernels.core_memory_share), machine.memory))
 
 
@@ -78,17 +78,28 @@ def prompt_attention_output_time(
 ) -> Seconds:
     """Return the time of prefill's core attention and of the projection after it.
 
-    A token reads `context` tokens on average: half of a prompt that is computed whole.
+    A token reads `context` tokens on average: half of a prompt that is computed whole. With absorbed latents, each
+    token's queries and results are larger than its hidden state, so that writing and reading them takes time as well.
     """
     kernels = machine.kernels
-    seen = context if work.window is None else min(context, work.window)
+    seen = context if work.window is None else seen_in_window(context, work.window)
     share = kernels.prompt_core_share * (kernels.prompt_core_fp8_speedup if "prompts" in work.fp8_core else 1.0)
+    share = kernels.sparse_core_share if work.absorbed_bytes else share
     core = compute_time(Flops(tokens * seen * work.prompt_core_flops / share), machine.bf16)
+    core += transfer_time(Bytes(tokens * work.absorbed_bytes / kernels.absorbed_share), machine.memory)
     rate = machine.matmuls(work.kept_in)
     out = compute_time(Flops(tokens * work.out_flops / kernels.prompt_projection_share), rate)
     scores = indexer_time(machine, work, tokens, context, Bytes(context * requests * work.index_bytes))
     scan = transfer_time(Bytes(tokens * work.scan_bytes / kernels.scan_share), machine.memory)
     return Seconds(core + scores + scan + out + machine.fixed(kernels.prompt_request_us * requests))
+
+
+def seen_in_window(context: float, window: int) -> float:
+    """Return how many tokens a prompt's token reads on average, at most `window` of those before it.
+
+    Tokens have between 0 and 2 x `context` tokens before them, equally often.
+    """
+    return context if 2 * context <= window else window - window**2 / (4 * context)
 
 
 def apply_launch_floor(floor: Seconds, time: Seconds) -> Seconds:

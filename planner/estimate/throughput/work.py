@@ -9,9 +9,10 @@ Worked example, DeepSeek-V3 in FP8, one layer:
 
 If GPUs share attention by heads, a `LayerWork` is one GPU's part. DeepSeek's sparse attention scores all tokens with
 its indexer, a small attention in FP8, and reads only the tokens that the indexer picks, with absorbed latents in
-prefill too. MiniMax-M3's indexer has the number format of the KV, and picks blocks for each KV head. Linear attention
-reads no KV: in decode each request's state is read and written, in prefill a scan takes so many operations a token
-whatever came before. Compressed attention is not modelled: `work_of` returns None for such a model.
+prefill too: there a token's queries and results, 557 KB for 128 heads, are written and read around core attention.
+MiniMax-M3's indexer has the number format of the KV, and picks blocks for each KV head. Linear attention reads no KV:
+in decode each request's state is read and written, in prefill a scan takes so many operations a token whatever came
+before. Compressed attention is not modelled: `work_of` returns None for such a model.
 
 Sources: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py (shapes, absorption); a matmul of n weights
 takes 2 n operations a row; github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py, class Indexer;
@@ -59,6 +60,7 @@ class AttentionWork:
     fp8_core: frozenset[Queries] = frozenset()  # queries whose core attention is computed in FP8
     state_bytes: Bytes = NOTHING  # of a request's state, in linear attention
     scan_bytes: Bytes = NOTHING  # in prefill, per token: that linear attention's kernels read and write
+    absorbed_bytes: Bytes = NOTHING  # in prefill, per token: absorbed queries and results, written and read
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,12 @@ def work_of(
     attention_tp: int = 1,
     dense_tp: int = 1,
     fp8_core: frozenset[Queries] = frozenset(),
+    least_heads: int = 1,
 ) -> ModelWork | None:
     """Return the work of one token in each kind of layer, for one GPU if `attention_tp` GPUs share attention heads.
 
-    Returns None if the model's speed cannot be predicted.
+    Kernels of sparse attention compute prompts with `least_heads` heads of a GPU or more. Returns None if the model's
+    speed cannot be predicted.
     """
     if explain_unpredictable(model):
         return None
@@ -126,7 +130,8 @@ def work_of(
     def work(layer: Layer) -> LayerWork:
         own = layer.kept_in if precision == model.weights_in else None
         found = _layer_work(layer, model.hidden_size, own or FORMATS[precision], wide, KV_BYTES[kv], dense_tp)
-        return replace(found, attention=replace(found.attention, fp8_core=fp8_core))
+        padded = _pad_heads(found.attention, layer.attention, least_heads)
+        return replace(found, attention=replace(padded, fp8_core=fp8_core))
 
     layers: Counter[LayerWork] = Counter()
     for layer, count in part.kinds.items():
@@ -203,6 +208,17 @@ def _latent_work(each: LatentAttention, hidden: int, formats: Formats, wide: int
         kept_in=formats.attention,
         index_flops=Flops(scorer),
         index_bytes=Bytes(index.kv_bytes_per_token if index else 0),
+        absorbed_bytes=Bytes(2 * wide * heads * (2 * latent + each.qk_rope_head_dim) if each.is_sparse else 0),
+    )
+
+
+def _pad_heads(work: AttentionWork, attention: Attention, least_heads: int) -> AttentionWork:
+    """Return `work` with prompts' core attention of `least_heads` heads, if the attention is sparse and has fewer."""
+    more = max(1.0, least_heads / attention.num_heads)
+    return replace(
+        work,
+        prompt_core_flops=Flops(work.prompt_core_flops * (more if work.absorbed_bytes else 1.0)),
+        absorbed_bytes=Bytes(work.absorbed_bytes * more),
     )
 
 

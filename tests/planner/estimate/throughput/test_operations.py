@@ -18,6 +18,7 @@ from planner.estimate.throughput.predict import saturated_rate
 from planner.estimate.throughput.stages import Exchange
 from planner.estimate.throughput.work import explain_unpredictable, work_of
 from planner.facts.catalog import GPUS
+from planner.facts.core_attention import least_heads
 from planner.families import MODELS
 from planner.layout.layout import lay_out
 from planner.rules.check import check_document
@@ -134,6 +135,30 @@ def test_an_indexer_pays_in_long_contexts_only():
     assert (sparse.index_flops, sparse.index_bytes, sparse.core_bytes, sparse.window) == (16_384, 132, 1_152, 2_048)
     assert gains["decode", 1024] < 1 < 3 < gains["decode", 131_072]
     assert gains["prefill", 1024] < 1 < 2 < gains["prefill", 131_072]
+
+
+def test_a_prompt_reads_a_window_that_fills_up():
+    """The first tokens see few: a prompt of twice the window reads three quarters of it on average, a long one all."""
+    seen = operations.seen_in_window
+
+    assert [seen(context, 2048) for context in (100, 1024, 2048)] == [100, 1024, 1536]
+    assert seen(65_536, 2048) == pytest.approx(2048, rel=0.01)
+
+
+def test_vllm_fills_up_the_heads_of_sparse_attention():
+    """Two Blackwells that share DeepSeek-V3.2's 128 heads both compute 128; four Hoppers compute 64 of 32 each."""
+    model = MODELS["deepseek-v3.2"]
+
+    def core(tp, heads):
+        return next(iter(work_of(model, "fp8", "bf16", tp, 1, frozenset(), heads).layers)).attention.prompt_core_flops
+
+    assert (least_heads("vllm", "gb300", None), least_heads("vllm", "h200", None)) == (128, 64)
+    assert least_heads("vllm", "gb300", "fp8") == 64
+    assert least_heads("sglang", "gb300", None) == 1
+    assert core(1, 1) == core(2, 128) == 2 * core(2, 1)
+    assert core(4, 64) == core(2, 1)
+    dense = MODELS["deepseek-v3"]
+    assert work_of(dense, "fp8", "bf16", 8, 1, frozenset(), 128) == work_of(dense, "fp8", "bf16", 8)
 
 
 @pytest.mark.parametrize("name", MODELS)
