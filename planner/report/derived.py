@@ -430,10 +430,12 @@ def _assumed_rows(plan: Plan) -> Iterator[Row]:
     if loads.file is None:
         drawn = f"power law, alpha {loads.alpha:g}, seed {loads.seed}"
         yield from make_rows("assumed", ("expert_load", drawn, "", "assumed", "expert_load.file gives measured ones"))
-    if any(each.not_predicted is None for each in (plan.performance or {}).values()):
+    performance = plan.performance or {}
+    if any(each.not_predicted is None for each in performance.values()):
         lengths, _, why = describe_assumed_lengths(plan.spec).removeprefix("assumes ").rstrip(")").partition(" (")
         yield from make_rows("assumed", ("request_lengths", lengths or None, "", "assumed", why))
-    evidence = [each.evidence for each in (plan.performance or {}).values() if each.evidence]
+    of_phases = [performance[phase] for phase in plan.spec.phases if phase in performance]  # a file sorts its keys
+    evidence = [each.evidence for each in of_phases if each.evidence]
     if unmeasured := next((each.why for each in evidence if each.family == "none"), None):
         yield from make_rows("assumed", (f"speed of {plan.engine}", NEVER_MEASURED, "", "assumed", unmeasured))
     for name, source in plan.assumed.items():
