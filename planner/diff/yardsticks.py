@@ -147,7 +147,7 @@ def _former_loads(former: Plan, spec: ResolvedSpec, known: Loads | None) -> Load
     """Return the expert loads that `former` was made for; None if they are unknown.
 
     If loads are drawn in both specs, the former ones are drawn with the new seed. For another model, return the new
-    spec's loads.
+    spec's loads. A file that only the former plan names is not opened.
     """
     old, new = former.spec.expert_load, spec.written.expert_load
     if old.file is None:
@@ -158,19 +158,14 @@ def _former_loads(former: Plan, spec: ResolvedSpec, known: Loads | None) -> Load
         return spec.expert_loads
     if known is not None:
         return known
-    try:
-        found = change_spec(spec, {LOADS: {"file": old.file}})
-    except SpecError:
-        return None
-    return found.measured_loads if found.inputs[old.file] == former.inputs.get(old.file) else None
+    are_same = new.file is not None and former.inputs.get(old.file) == spec.inputs[new.file]
+    return spec.measured_loads if are_same else None
 
 
 def _explain_unknown_loads(former: Plan) -> str:
     """Return why nobody knows the measured loads that `former` was made for."""
     file = former.spec.expert_load.file
-    if file in former.inputs:
-        return f"{file} is not the file that it was"
-    return f"a rendered folder does not tell if {file} is the file that it was: give OLD as plan.json"
+    return f"{file} is not opened, because only a plan names it: give OLD as its spec to compare under those loads"
 
 
 def _moved_loads(former: Plan, found: Compiled | Plan, after: Plan, loads: Loads | None) -> Iterator[SpecField]:
