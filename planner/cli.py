@@ -236,15 +236,15 @@ def _plan(arguments: argparse.Namespace) -> None:
 
     if arguments.export and not arguments.output:
         raise CallError([missing_output(arguments.export, "the plan", "plan.json").at("tidemill plan")])
-    previous = _read_previous(arguments.previous) if arguments.previous else None
     calibration = read_calibration(arguments.calibration) if arguments.calibration else None
     spec = read_spec(arguments.spec, arguments.overlays)
+    previous, notes = _read_previous(arguments.previous, spec) if arguments.previous else (None, ())
     if arguments.output:
         _require_plan_outputs(arguments, spec, previous)
     with show_progress(f"planning {arguments.spec}"):
         found = run_passes(spec, previous, calibration)
         plan = found.plan
-        change = _compare(previous, found) if previous else None
+        change = _compare(arguments.previous, previous, found, notes) if previous else None
     if arguments.output:
         write_result(arguments.output, pretty_json(plan.as_json()))
     if arguments.export:
@@ -270,17 +270,26 @@ def _require_plan_outputs(arguments: argparse.Namespace, spec: "ResolvedSpec", p
         require_output(path, arguments, files)
 
 
-def _read_previous(path: Path) -> "Plan":
+def _read_previous(path: Path, spec: "ResolvedSpec") -> tuple["Plan", tuple[str, ...]]:
+    """Return the plan at `path` with its figures computed anew, and notes on these."""
+    from planner.diff.figures import compute_figures
     from planner.plan.load import read_plan
 
-    return read_plan(path)
+    return compute_figures(read_plan(path), "before the change", spec)
 
 
-def _compare(previous: "Plan", found: "Compiled") -> "Change | None":
-    """Return what the change from the plan `previous` to `found` does; None unless their engines can run both plans."""
+def _compare(path: Path, previous: "Plan", found: "Compiled", notes: Sequence[str]) -> "Change | None":
+    """Return what the change from the plan `previous` to `found` does; None unless their engines can run both plans.
+
+    `previous` was read from `path`, with `notes` on its figures.
+    """
     from planner.diff.pair import Pair
+    from planner.diff.read import refuse_contradictions
 
-    return Pair.of(previous, found).compare() if previous.runnable and found.plan.runnable else None
+    if not (previous.runnable and found.plan.runnable):
+        return None
+    with refuse_contradictions(path):
+        return Pair.of(previous, found, on_figures=notes).compare()
 
 
 def _print_change(change: "Change") -> None:
@@ -319,14 +328,14 @@ def _report(arguments: argparse.Namespace) -> None:
 
     given = (arguments.given, arguments.previous)
     with show_progress(f"planning {arguments.given}"), refuse_contradictions(*given):
-        pair, plan = read_to_show(arguments.given, arguments.previous, arguments.overlays, check_files)
+        pair, plan, notes = read_to_show(arguments.given, arguments.previous, arguments.overlays, check_files)
         before = pair.judged if pair else None
         if picture:
-            content: str | bytes = draw_picture(plan, before, picture, arguments.chart)
+            content: str | bytes = draw_picture(plan, before, picture, arguments.chart, notes)
         else:
             change = pair.compare() if pair and pair.before.runnable and plan.runnable else None
             effects = [(each.name, each.lines) for each in topics(change)] if change else ()
-            content = plan_page(plan, before, effects)
+            content = plan_page(plan, before, effects, notes=() if change else notes)
     stem = "-".join(filter(None, (plan.name, arguments.chart)))
     output = arguments.output or Path(f"{stem}.{picture or 'html'}")
     require_output(output, arguments, files)

@@ -12,14 +12,12 @@ from dataclasses import replace
 
 from planner.compiler import Compiled, compile_again
 from planner.diff.change import LoadSides
+from planner.diff.figures import resolve_without_loads
 from planner.plan.plan import Plan
 from planner.plan.sections import ModelShape
 from planner.problems.errors import InfeasibleError, SpecError
 from planner.problems.finding import Unknown
-from planner.rules.check import resolve
 from planner.spec.resolved import ResolvedSpec
-
-SECTION = "expert_load"
 
 
 def judge_former(former: Plan, found: Compiled | Plan) -> Plan:
@@ -28,14 +26,14 @@ def judge_former(former: Plan, found: Compiled | Plan) -> Plan:
     The plan of a rendered folder has no figures. It gets only the figures of its demand, which the verdict needs.
 
     The plan is returned unchanged if its figures are for these loads already. It is also unchanged if they cannot be
-    computed: if `found` is a finished plan or has another model, or if a file that the former spec names has changed.
+    computed: if `found` is a finished plan or has another model, or lacks a file that the former spec names.
     """
     if not isinstance(found, Compiled) or former.model != ModelShape.model_validate(found.resolved.model):
         return former
     if former.report is not None and identify_loads(former) == identify_loads(found.resolved):
         return former
     try:
-        spec = _with_loads(former, found.resolved)
+        spec = replace(resolve_without_loads(former, found.resolved), measured_loads=found.resolved.expert_loads)
         choice = replace(found.choice, original=spec, spec=spec, decisions=former.decisions, search=None)
         return compile_again(former, choice, found.calibration, has_figures=former.report is not None)
     except (SpecError, InfeasibleError, Unknown):
@@ -76,16 +74,3 @@ def _name(plan: Plan) -> str:
     if loads.file is None:
         return f"drawn (power law, alpha {loads.alpha:g}, seed {loads.seed})"
     return f"measured ({loads.file}, {plan.inputs[loads.file][:19]})"
-
-
-def _with_loads(former: Plan, spec: ResolvedSpec) -> ResolvedSpec:
-    """Return the former plan's spec with the expert loads of `spec`. Files that it names are read from beside `spec`.
-
-    Raises Unknown if such a file has changed since the former plan was made.
-    """
-    own = {key: value for key, value in former.written.get(SECTION, {}).items() if key != "file"}
-    data = former.written | {SECTION: own}
-    found = resolve(replace(spec.document, data=data, keys={}, values={}, autos=frozenset(), file_names={}))
-    if any(former.inputs.get(name) != digest for name, digest in found.inputs.items()):
-        raise Unknown
-    return replace(found, measured_loads=spec.expert_loads)

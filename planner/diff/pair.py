@@ -34,18 +34,22 @@ class Pair:
         found: Compiled | Plan,
         after: Plan | None = None,
         notes: Sequence[str] = (),
+        on_figures: Sequence[str] = (),
         loads: Loads | None = None,
         edits: Mapping[str, str | None] | None = None,
     ) -> "Pair":
         """Return what runs, `before`, and what was `found` for a spec; `after` is the plan of `found` unless given.
 
+        `on_figures` are notes on the figures of `before`. They are void if it is judged by figures for other loads.
         `loads` are the measured expert loads that `before` was made for, if the caller has read them. `edits`
         are what `find_edits` finds in the folder of `before`.
         """
         if after is None:
             after = found if isinstance(found, Plan) else found.plan
         remeasured = measure_by_former(before, found, loads)
-        return cls(before, after, tuple(notes), judge_former(before, found), remeasured, edits or {})
+        judged = judge_former(before, found)
+        told = (*(on_figures if judged is before else ()), *notes)
+        return cls(before, after, told, judged, remeasured, edits or {})
 
     def compare(
         self, files: Mapping[str, str] | None = None, no_figures: str = "", added: Sequence[str] = ()

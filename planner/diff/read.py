@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from planner.compiler import run_passes
+from planner.diff.figures import compute_figures
 from planner.diff.pair import Pair
 from planner.manifests.folder import find_edits
 from planner.plan.load import PLAN_AGAIN
@@ -34,7 +35,7 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = (), check_files: 
     `check_files` is called with the files that both name, before anything is planned.
     Raises SpecError, CallError or InfeasibleError; CallError also for a spec compared with itself.
     """
-    notes, loads = [], None
+    notes, loads, on_figures = list[str](), None, tuple[str, ...]()
     before, given = read_input(old, overlays), read_input(new, overlays)
     if check_files is not None:
         check_files(named_files((old, before), (new, given)))
@@ -44,9 +45,15 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = (), check_files: 
         raise refuse_option("-f", overlays[0], new)
     if overlays and isinstance(before, ResolvedSpec) and isinstance(given, ResolvedSpec):
         notes.append(f"{BOTH_OVERLAID} {' and '.join(map(str, overlays))}: plan OLD first if it had others")
+    lenders = [each if isinstance(each, ResolvedSpec) else None for each in (given, before)]
     if isinstance(before, ResolvedSpec):
         loads, before = before.measured_loads, run_passes(before).plan
         notes.append(OLD_IS_PLANNED)
+    else:
+        before, on_figures = compute_figures(before, "before the change", lenders[0])
+    if isinstance(given, Plan):
+        given, told = compute_figures(given, "after the change", lenders[1])
+        notes[:0] = told
     found = given if isinstance(given, Plan) else run_passes(given, before)
     after = found if isinstance(found, Plan) else found.plan
     if after is not given:
@@ -55,7 +62,7 @@ def read_pair(old: Path, new: Path, overlays: Sequence[Path] = (), check_files: 
     altered = [f"{old}: {ALTERED.format(AS_THEY_STAND)}"] if edits else []
     if new.is_dir() and find_edits(new, after):
         altered.append(f"{new}: {ALTERED.format(AS_PLANNED)}")
-    return Pair.of(before, found, notes=(*altered, *notes), loads=loads, edits=edits)
+    return Pair.of(before, found, notes=(*altered, *notes), on_figures=on_figures, loads=loads, edits=edits)
 
 
 @contextmanager
@@ -82,22 +89,22 @@ def refuse_contradictions(*given: Path | None) -> Iterator[None]:
 
 def read_to_show(
     path: Path, previous: Path | None, overlays: Sequence[Path], check_files: CheckFiles
-) -> tuple[Pair | None, Plan]:
-    """Return the pair with the `previous` plan, or None, and the plan at `path` with its figures.
+) -> tuple[Pair | None, Plan, tuple[str, ...]]:
+    """Return the pair with the `previous` plan, or None; the plan at `path` with its figures; and notes on these.
 
     `check_files` is called with the files that both name, before anything is planned.
     Raises SpecError, CallError or InfeasibleError. A rendered folder at `path` is refused, because it keeps no figures.
     """
     if previous is not None:
         pair = read_pair(previous, path, overlays, check_files)
-        return pair, _require_figures(pair.after, path)
+        return pair, _require_figures(pair.after, path), pair.notes
     given = read_input(path, overlays)
     check_files(named_files((path, given)))
     if isinstance(given, ResolvedSpec):
-        return None, run_passes(given).plan
+        return None, run_passes(given).plan, ()
     if overlays:
         raise refuse_option("-f", overlays[0], path)
-    return None, _require_figures(given, path)
+    return None, *compute_figures(_require_figures(given, path), "of this plan")
 
 
 def _same_spec(path: Path) -> CallError:

@@ -118,7 +118,7 @@ def topics(change: Change) -> tuple[Topic, ...]:
     is_long = len(change.unjudged) > MAX_CAUSES
     performance = (Topic(phase, tuple(_speeds(change, sides)), 9) for phase, sides in change.performance.items())
     found = (
-        Topic("compared", change.compared, 4),
+        Topic("compared", change.compared, 8),
         Topic("verdict", verdicts(change), 8),
         Topic("clients", tuple(_clients(change)), 3),
         Topic("unjudged", tuple(_unjudged(change)), 4),

@@ -67,7 +67,7 @@ def load_plan(content: bytes, path: Path) -> Plan:
     spec = validate_spec(plan.written, path)
     of_parts = chain(_check_digests(plan, data), spec_mistakes(plan.written, spec), _check_facts(plan, spec))
     of_whole = chain(_check_document_digest(plan, data), _check_rebuilt(plan, spec, data))
-    for finding in chain(of_parts, of_whole, disagreements(_check_figures(plan))):
+    for finding in chain(of_parts, of_whole):
         raise CallError([finding.at(str(path))])
     for key, _ in _differences(data, plan.as_json()):
         raise plan_error(path, NO_PLAN, f"{key} is not as this version of tidemill writes it")
@@ -111,27 +111,6 @@ def _check_references(plan: Plan, spec: Spec) -> Iterator[Reference]:
     yield "launch_documents", sorted(plan.launch_documents), "units", "kv_cache" in first
     for number, unit in enumerate(plan.units):
         yield f"units.{number}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
-
-
-def _check_figures(plan: Plan) -> Iterator[Reference]:
-    """Yield references between the sections whose figures the report's page and text show together."""
-    phases = set(plan.phases)
-    for name, section in (("balance", plan.balance), ("failures", plan.failures), ("performance", plan.performance)):
-        yield name, sorted(section or ()), "phases", not section or set(section) == phases
-    yield "demand", sorted(plan.demand or ()), "performance", set(plan.demand or ()) <= set(plan.performance or ())
-    if plan.cost is not None:
-        yield "cost.phases", sorted(plan.cost.phases), "phases", set(plan.cost.phases) == phases
-    for digest, each in plan.expert_maps.items():
-        layers = len(each.physical_to_logical)
-        agrees = all(len(figures) in (0, layers) for figures in (each.max_over_mean, each.bound))
-        yield f"expert_maps.{digest}.bound", None, "physical_to_logical", agrees
-    for phase, balance in (plan.balance or {}).items():
-        yield f"balance.{phase}.expert_map", balance.expert_map, "expert_maps", balance.expert_map in plan.expert_maps
-        if (loads := balance.gpu_loads) is not None and balance.expert_map in plan.expert_maps:
-            layers = len(plan.expert_maps[balance.expert_map].physical_to_logical)
-            agrees = len(loads.in_order) == len(loads.mapped) == plan.phases[phase].ep_size
-            agrees = agrees and len(loads.max_in_order) == layers and 0 <= loads.moe_layer < layers
-            yield f"balance.{phase}.gpu_loads", None, f"phases.{phase} and its map", agrees
 
 
 def _kept_facts(plan: Plan, spec: Spec) -> KeptFacts:

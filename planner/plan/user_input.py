@@ -14,6 +14,7 @@ from planner.problems.finding import Finding
 from planner.rules.check import check_document
 from planner.spec.overlays import apply_overlay
 from planner.spec.resolved import ResolvedSpec
+from planner.spec.schema import Spec
 from planner.spec.yaml import Document, decode_document, read_content
 
 if TYPE_CHECKING:
@@ -59,11 +60,15 @@ def named_files(*given: tuple[Path, "ResolvedSpec | Plan"]) -> list[Path]:
     """
     names = set[str]()
     for _, each in given:
-        spec = each.written if isinstance(each, ResolvedSpec) else each.spec
-        config = None if isinstance(spec.model, str) else spec.model.config
-        trace = spec.traffic and spec.traffic.trace
-        names |= {*each.inputs, *(name for name in (config, spec.expert_load.file, trace) if name)}
+        names |= {*each.inputs, *file_names(each.written if isinstance(each, ResolvedSpec) else each.spec)}
     return [path.parent / name for path, _ in given for name in sorted(names)]
+
+
+def file_names(spec: Spec) -> list[str]:
+    """Return the names of files in a spec, as it writes them."""
+    config = None if isinstance(spec.model, str) else spec.model.config
+    trace = spec.traffic and spec.traffic.trace
+    return [name for name in (config, spec.expert_load.file, trace) if name]
 
 
 def refuse_option(option: str, value: Path, path: Path) -> CallError:

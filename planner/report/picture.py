@@ -85,15 +85,20 @@ def require_matplotlib(option: str, value: str | None, call: str) -> None:
         raise OutputError([Finding(option, value, rule, "it is not installed", fix).at(call)])
 
 
-def draw_picture(plan: Plan, before: Plan | None, form: str, chart: str | None = None) -> bytes:
+def draw_picture(
+    plan: Plan, before: Plan | None, form: str, chart: str | None = None, notes: Sequence[str] = ()
+) -> bytes:
     """Return a picture in the format `form` (png or svg) with the plan's figures, or those of the section `chart`.
 
-    With the plan `before`, each figure is drawn for both. Raises CallError if the plan has no such figures.
+    With the plan `before`, each figure is drawn for both. `notes` say how plans and figures were obtained. Raises
+    CallError if the plan has no such figures.
     """
-    return draw_sections(plan, before, _chosen_sections(plan, before, chart), form)
+    return draw_sections(plan, before, _chosen_sections(plan, before, chart), form, notes)
 
 
-def draw_sections(plan: Plan, before: Plan | None, sections: Sequence[Section], form: str) -> bytes:
+def draw_sections(
+    plan: Plan, before: Plan | None, sections: Sequence[Section], form: str, notes: Sequence[str] = ()
+) -> bytes:
     """Return a picture in the format `form` (png, svg or pdf) of the figures in `sections`. Tables are left out."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -102,7 +107,7 @@ def draw_sections(plan: Plan, before: Plan | None, sections: Sequence[Section], 
         mpl.rcdefaults()  # nothing of the user's own style: equal plans give equal bytes
         mpl.rcParams.update(STYLE)
         sheet = Sheet(Figure(dpi=DPI, facecolor=on_paper("paper")), WIDTH if before is None else 2 * WIDTH)
-        _draw_all(sheet, plan, before, sections)
+        _draw_all(sheet, plan, before, sections, notes)
         return sheet.save(form, f"Plan {plan.name}, {plan.digest}")
 
 
@@ -197,7 +202,7 @@ class Panel:
     width: float
 
 
-def _draw_all(sheet: Sheet, plan: Plan, before: Plan | None, sections: Sequence[Section]) -> None:
+def _draw_all(sheet: Sheet, plan: Plan, before: Plan | None, sections: Sequence[Section], notes: Sequence[str]) -> None:
     report = report_of(plan)
     clock = f". Times are in {plan.schedule.timezone}" if plan.schedule else ""
     sheet.text(MARGIN, sheet.down + LINE / 2, f"Plan {plan.name}", size=LARGE, weight="bold")
@@ -206,8 +211,10 @@ def _draw_all(sheet: Sheet, plan: Plan, before: Plan | None, sections: Sequence[
         MARGIN, sheet.down, f"{report.text('plan', 'model')} on {report.text('plan', 'engine')}{clock}.", size=NORMAL
     )
     digests = plan.digest if before is None else f"{plan.digest}    before: {before.digest}"
-    sheet.text(MARGIN, sheet.down + LINE, digests, colour="soft")
-    sheet.down += 2.2 * LINE
+    for line in (digests, *(part for note in notes for part in _wrap(note, sheet.width - 2 * MARGIN))):
+        sheet.down += LINE
+        sheet.text(MARGIN, sheet.down, line, colour="soft")
+    sheet.down += 1.2 * LINE
     for section in sections:
         _draw_section(sheet, section, has_two=before is not None)
 

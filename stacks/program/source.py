@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.compiler import Compiled, plan_from, run_passes
+from planner.diff.figures import compute_figures
 from planner.diff.pair import Pair
 from planner.plan.load import load_plan, read_plan
 from planner.plan.plan import Plan
@@ -82,7 +83,9 @@ class Source:
         """
         if self._previous_plan is None or not self._previous_plan.runnable:
             return "not_compared"
-        return Pair.of(self._previous_plan, self._compiled, self.deployed).compare().ways["pulumi"].verdict
+        lender = self._compiled.resolved if isinstance(self._compiled, Compiled) else None
+        before, _ = compute_figures(self._previous_plan, "before the change", lender)
+        return Pair.of(before, self._compiled, self.deployed).compare().ways["pulumi"].verdict
 
     @cached_property
     def _compiled(self) -> Compiled | Plan:

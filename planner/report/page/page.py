@@ -30,16 +30,24 @@ Topics = Sequence[tuple[str, Sequence[str]]]
 PROBLEMS = {"refusals": "It cannot run", "warnings": "Warnings"}
 
 
-def plan_page(plan: Plan, before: Plan | None = None, changes: Topics = (), *, more: Sequence[Section] = ()) -> str:
+def plan_page(
+    plan: Plan,
+    before: Plan | None = None,
+    changes: Topics = (),
+    *,
+    more: Sequence[Section] = (),
+    notes: Sequence[str] = (),
+) -> str:
     """Return the HTML page of `plan`. `changes` says in words what the change from the plan `before` does.
 
-    Sections in `more` come before those of the plan.
+    Sections in `more` come before those of the plan. `notes` say how the plans and their figures were obtained.
     """
     report = report_of(plan)
     return _template().render(
         plan=plan,
         before=before,
         changes=changes,
+        notes=notes,
         model=report.text("plan", "model"),
         engine=report.text("plan", "engine"),
         summary=summary(report),
