@@ -25,7 +25,7 @@ from tests.runtime.conversations import (
 from tests.runtime.joined_groups import joined_groups
 from tests.runtime.one_rank import Rank, Wish
 
-NUM_CONVERSATIONS, NUM_MIXED = (30, 10) if os.environ.get("CI") else (12, 6)
+NUM_CONVERSATIONS, NUM_MIXED = (100, 10) if os.environ.get("CI") else (12, 6)
 
 
 @pytest.fixture(scope="module")
