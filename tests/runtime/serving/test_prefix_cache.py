@@ -4,6 +4,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from runtime.expert_parallel.group import SoloGroup
 from runtime.kv.index import HASH_BYTES
@@ -149,11 +150,12 @@ def test_the_next_turn_finds_the_answer_before_it(engine, deterministic, cache):
     assert scheduler.hit_tokens[cache] == rank.hits["second"]
 
 
-def test_ranks_of_a_unit_find_what_they_would_compute(plans, free_port):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_ranks_of_a_unit_find_what_they_would_compute(plans, free_port, dtype):
     """Two ranks that step together, each with its own cache, have the results of ranks that share nothing."""
     groups = joined_groups(2, free_port())
     with ThreadPoolExecutor(2) as threads:
-        engines = list(threads.map(lambda group: demo_engine(group=group), groups))
+        engines = list(threads.map(lambda group: demo_engine(dtype, group), groups))
 
     for name, found, wrong in compare(engines, groups, plans[:4]):
         assert (name, wrong) == (name, [])
