@@ -146,7 +146,7 @@ def _named_fields(clients: Sequence[SpecField], decided: Sequence[DecisionSides]
     return paths | {f"{phase}.{LONGEST_REQUEST}" for phase in PHASES if LONGEST_REQUEST in paths}
 
 
-def _former_promises(before: Plan, after: Plan) -> Mapping[str, Promise | None]:
+def _former_promises(before: Plan, after: Plan) -> dict[str, Promise | None]:
     """Return the promises of `before`, without the hours in which they were missed if the time zones differ."""
     if moved_zones(before, after) is None:
         return before.promises

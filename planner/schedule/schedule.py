@@ -100,8 +100,13 @@ class Timetable:
         """Return the timetable of a date or a weekday as if every day were of its kind."""
         entry = entry_of(day, [other.days for other in self.other_days])
         kind = self if entry is None else self.other_days[entry]
-        own = {"steps": kind.steps, "transitions": kind.transitions, "mean_nodes_taken": kind.mean_nodes_taken}
-        return replace(self, **own, other_days=())
+        return replace(
+            self,
+            steps=kind.steps,
+            transitions=kind.transitions,
+            mean_nodes_taken=kind.mean_nodes_taken,
+            other_days=(),
+        )
 
     @property
     def peak_nodes(self) -> int:

@@ -8,10 +8,11 @@ from planner.compiler import run_passes
 from planner.cost.cost import estimate_cost
 from planner.layout.unit import Unit
 from planner.report.text import plan_text
-from planner.rules.check import check_spec
+from planner.rules.check import change_spec, check_spec
 from planner.schedule.schedule import plan_schedule
 from planner.spec.schema import Spec
 from planner.spec.yaml import read_document
+from tests.planner.diff.pairs import SMALL, base
 from tests.planner.test_shipped_specs import SPECS
 
 PUBLISHED = read_document(SPECS / "deepseek-h800.yaml").data
@@ -100,6 +101,19 @@ def test_units_that_switch_all_day_are_never_free():
     cost = cost_of({"usd_per_gpu_hour": 2.0}, schedule=NIGHT | {"windows": windows})
 
     assert (cost.usd_per_day, cost.freed.node_hours_per_day) == (26 * 24 * 8 * 2, 0)
+
+
+def test_a_special_day_pays_for_its_own_transitions():
+    """Saturday is a night all day, and Sunday's begins at another hour."""
+    day, night = SMALL["schedule.windows"]
+    days = [{"days": ["saturday"], "windows": [night]}, {"days": ["sunday"], "windows": [day, night | {"at": "20:00"}]}]
+    plan = run_passes(change_spec(base(40)[0], {"schedule.other_days": days})).plan
+    saturday, sunday = (each.mean_nodes_taken for each in plan.schedule.other_days)
+
+    assert sunday > plan.schedule.other_days[1].mean_nodes
+    assert [plan.usd_of_day(each) for each in ("monday", "saturday", "sunday")] == pytest.approx(
+        [plan.schedule.mean_nodes_taken * 8 * 24 * 2, saturday * 8 * 24 * 2, sunday * 8 * 24 * 2]
+    )
 
 
 def test_hours_without_units_sell_nothing():
