@@ -21,8 +21,8 @@ from planner.facts.digest import digest_of
 from planner.facts.terms import Phase
 from planner.plan.sections import LiveMap
 from stacks.controller.act import write_next_epoch
-from stacks.controller.observe import WrongDay
 from stacks.controller.situation import LiveUnit
+from stacks.controller.spec import WrongDay
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest

@@ -27,7 +27,6 @@ from stacks.controller.measure import Measurement, measure, previous_suspects
 from stacks.controller.observe import (
     CURRENT,
     Observation,
-    WrongDay,
     find_deployment,
     observe,
     previous_marks,
@@ -36,6 +35,7 @@ from stacks.controller.observe import (
 )
 from stacks.controller.report import FOLLOWING, FORECAST, build_status, build_wrong_day_status
 from stacks.controller.situation import Situation
+from stacks.controller.spec import WrongDay
 from stacks.controller.sweep import remove_departed, sweep
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest

@@ -18,7 +18,8 @@ from pathlib import Path
 from matplotlib import pyplot
 
 from planner.facts.day import hh_mm
-from stacks.controller.observe import find_deployment, read_clock
+from stacks.controller.observe import find_deployment
+from stacks.controller.spec import read_clock
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from tests.benchmarks.played_day import Streams, undisturbed

@@ -38,7 +38,8 @@ from planner.rules.check import check_spec
 from planner.spec.yaml import parse_document
 from stacks.controller.follower import Follower
 from stacks.controller.loop import PERIOD_S, run_round
-from stacks.controller.observe import find_deployment, read_clock
+from stacks.controller.observe import find_deployment
+from stacks.controller.spec import read_clock
 from stacks.day.clock import changes_between, state_at, units_at
 from stacks.day.runs import runs_between
 from stacks.kube.api import Api

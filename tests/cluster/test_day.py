@@ -19,7 +19,7 @@ from kubernetes import client
 from prometheus_client.parser import text_string_to_metric_families
 
 import runtime.demo
-from stacks.controller.observe import read_clock
+from stacks.controller.spec import read_clock
 from tests.benchmarks.played_day import Streams, client_of, undisturbed
 from tests.cluster.cluster_day import NAME, clock_shows, day_deployed, deployment_of, look, looks_until
 from tests.cluster.policies import connects, enforced_policies, inside_network

@@ -7,8 +7,9 @@ import pytest
 from planner.facts import names
 from stacks.controller.clock import Clock
 from stacks.controller.decide import decide
-from stacks.controller.observe import UNIT_KIND, WrongDay, deployment_reference, observe, read_situation
+from stacks.controller.observe import UNIT_KIND, deployment_reference, observe, read_situation
 from stacks.controller.situation import Orders
+from stacks.controller.spec import WrongDay
 from stacks.kube.readiness import missing
 from tests.stacks.controller.cluster import NAMESPACE, PLAN, MemoryCluster
 from tests.stacks.controller.days import MIDNIGHT
