@@ -83,7 +83,11 @@ def _live_maps(candidate: Candidate) -> dict[Phase, LiveMap]:
         return {}
     staged = {each.phase: (each, staging_bytes(candidate.resolved, each)) for each in candidate.layouts}
     return {
-        phase: LiveMap(expert_bytes=num_bytes // STAGED_EXPERTS, **candidate.map_rules(layout))
+        phase: LiveMap(
+            expert_bytes=num_bytes // STAGED_EXPERTS,
+            device=candidate.resolved.gpu_of(phase).device,
+            **candidate.map_rules(layout),
+        )
         for phase, (layout, num_bytes) in staged.items()
         if num_bytes is not None
     }

@@ -25,7 +25,7 @@ from pydantic_core import CoreSchema, core_schema
 from planner.expert_map.types import BoundKind
 from planner.facts.gate import Gate
 from planner.facts.part import Digest, Maybe, Part
-from planner.facts.terms import Coverage, Overlap, Phase, SplitRule
+from planner.facts.terms import Coverage, Device, Overlap, Phase, SplitRule
 from planner.layout.unit import Unit
 from planner.problems.finding import Finding
 from planner.problems.fix import Fix
@@ -167,6 +167,7 @@ class LiveMap(Part):
     gate: Gate
     domains: tuple[tuple[int, ...], ...]
     split: SplitRule
+    device: Device  # which says how fast experts move
 
 
 class Figures(Part):

@@ -9,11 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from planner.estimate.failures import recovery_s, suggest_spare
+from planner.estimate.switches import predict_first_switch
 from planner.facts import names
 from planner.facts.catalog import ASSUMED
 from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, MINUTE_S, hh_mm, minute_of, periods
 from planner.facts.engines import OURS
-from planner.facts.quantities import BYTES_PER_GBIT
+from planner.facts.quantities import BYTES_PER_GBIT, MS_PER_S
 from planner.facts.terms import PHASES, Phase
 from planner.layout.memory import node_bytes, pod_host_bytes
 from planner.layout.nodes import spares_with
@@ -34,6 +35,7 @@ MISSED_VERDICTS = (
 GUESSES = ("operating_point.", "schedule.start.")  # sections whose defaults are guesses about a cluster
 MEMORY_PARTS = {"cuda_graphs": "cuda_graph_bytes", "headroom": "headroom_bytes"}  # assumed part -> its bytes
 NEVER_MEASURED = "never measured"
+SWITCHES_MEASURED = "by changes measured on one GPU and on three CPU nodes"
 OF_NO_CLUSTER = "a guess: the spec does not say it of this cluster"
 FEW_TIMES = 2  # of equal peaks that are all named
 SHARE_DIGITS = 3  # of a share, as it is shown
@@ -383,6 +385,23 @@ def _map_rows(plan: Plan) -> Iterator[Row]:
             read = node_bytes(memory.read_bytes, memory.weights.routed, *sizes)
             seconds = read / (plan.kubernetes.load_rate * BYTES_PER_GBIT)
             yield from make_rows(f"{section}.moves", ("bytes_read_per_node", read, "bytes"), ("read_s", seconds, "s"))
+        if phase in (plan.live_maps or {}):
+            yield from make_rows(f"live_maps.{phase}", *_largest_change(plan, phase, each.physical_to_logical))
+
+
+def _largest_change(plan: Plan, phase: Phase, rows: Sequence[Sequence[int]]) -> Iterator[tuple[Any, ...]]:
+    """Yield figures of the largest change that a unit may make to its map in service, if it is the unit's first."""
+    assert plan.live_maps is not None
+    assert plan.spec.expert_load.live is not None
+    rules, limit = plan.live_maps[phase], plan.spec.expert_load.live.max_bytes
+    moves = min(limit // rules.expert_bytes, sum(map(len, rows)))
+    yield "change_experts", moves
+    yield "change_bytes", moves * rules.expert_bytes, "bytes"
+    if moves:
+        sizes = rules.expert_bytes, len(rows), len(rows[0]), plan.phases[phase].ep_size
+        times = predict_first_switch(rules.device, moves * rules.expert_bytes, *sizes)
+        yield "change_s", times.seconds, "s", "assumed", SWITCHES_MEASURED
+        yield "change_stall_ms", MS_PER_S * times.stall_s, "ms", "assumed", SWITCHES_MEASURED
 
 
 def _memory_rows(plan: Plan) -> Iterator[Row]:

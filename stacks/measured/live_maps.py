@@ -21,7 +21,7 @@ from stacks.measured.better_map import bytes_to_restore, find_better_map
 from stacks.measured.epochs import Ending, InService, Rows
 from stacks.measured.halves import Halves, MeasuredLoads
 from stacks.measured.limits import Limits
-from stacks.measured.moved import Moved, promise, read_totals
+from stacks.measured.moved import Moved, promise, promise_of_plan, read_totals
 from stacks.measured.recorded import read_recorded
 
 __all__ = ["LiveMaps", "ServingUnit", "Visit"]
@@ -150,7 +150,8 @@ class LiveMaps:
         Return the visit, which says `said` and what the move took, beside what was promised.
         """
         former = self._moved.setdefault(unit.name, deque(maxlen=NUM_FORMER))
-        promised, before = promise(former, num_bytes), read_totals(unit.metrics)
+        planned = promise_of_plan(unit.rules, rows, unit.num_ranks, num_bytes)
+        promised, before = promise(former, planned), read_totals(unit.metrics)
         ending = unit.hand_over(rows)
         if ending.reason is not None:
             return Visit(unit.name, f"it stays in epoch {ending.number}: {ending.reason}", found, has_failed=True)

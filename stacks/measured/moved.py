@@ -5,8 +5,7 @@
     stall     the time of these between steps, in which the unit does not compute
 
 Seconds and stall are promised by the unit's former switch that is nearest in bytes: part of both is the same for every
-switch. Nobody promises those of its first one: they are a matter of links, memory and steps, which no plan knows for
-every machine.
+switch. The plan promises those of the first one (`planner/estimate/switches.py`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,9 +13,12 @@ from dataclasses import dataclass
 
 import urllib3
 
+from planner.estimate.switches import predict_first_switch
+from planner.plan.sections import LiveMap
+from stacks.measured.epochs import Rows
 from stacks.measured.samples import fetch, read_samples
 
-__all__ = ["Moved", "Totals", "promise", "read_totals"]
+__all__ = ["Moved", "Totals", "promise", "promise_of_plan", "read_totals"]
 
 COUNTED = ("bytes", "seconds", "stall_seconds")
 ASK_S = 10.0  # assumed: a rank's page has some hundred kB
@@ -41,15 +43,21 @@ class Moved:
         return ", ".join(_beside(*row) for row in rows if row[1] is not None)
 
 
-def promise(former: Iterable[Moved], num_bytes: int) -> Moved:
-    """Return what a switch that moves `num_bytes` should take.
+def promise_of_plan(rules: LiveMap, rows: Rows, num_ranks: int, num_bytes: int) -> Moved:
+    """Return what a unit's first switch takes by the plan, if it moves `num_bytes` and leads to the map `rows`."""
+    sizes = rules.expert_bytes, len(rows), len(rows[0]), num_ranks
+    return Moved(num_bytes, *predict_first_switch(rules.device, num_bytes, *sizes))
 
-    Its times are those of the `former` switch nearest in bytes, in proportion to the bytes. They are unknown without a
-    former switch whose times are known.
+
+def promise(former: Iterable[Moved], planned: Moved) -> Moved:
+    """Return what a switch should take: in proportion to its bytes, what the `former` switch nearest in bytes took.
+
+    Without a former switch whose times are known, it is what was `planned`.
     """
+    num_bytes = planned.num_bytes
     nearest = min(former, key=lambda each: abs(each.num_bytes - num_bytes), default=None)
     if nearest is None or not nearest.num_bytes or nearest.seconds is None or nearest.stall_s is None:
-        return Moved(num_bytes)
+        return planned
     share = num_bytes / nearest.num_bytes
     return Moved(num_bytes, nearest.seconds * share, nearest.stall_s * share)
 

@@ -6,8 +6,8 @@
 enforced. Four callers stream one answer after another. Maps drawn at random, refined for loads, and made for the loads
 that these drift to are handed over as the controller does it: with its account's rights, by the ConfigMap that the
 first rank reads. Each line has a switch: its bytes by the planner's diff and those that ranks received from others, and
-its seconds and stall beside what a former one promises (`stacks/measured/moved.py`). Where a rank gets an expert
-twice, as by a map drawn at random, it may copy one itself.
+its seconds and stall beside what the plan promises of the first and former ones of others (`stacks/measured/moved.py`).
+Where a rank gets an expert twice, as by a map drawn at random, it may copy one itself.
 
 Exits with 1 if a switch did not go through, an answer failed or had another text, the ranks moved other numbers of
 experts than the diff has, or computed no row of them.
@@ -28,7 +28,7 @@ from stacks.controller.act import write_next_epoch
 from stacks.kube.api import Api
 from stacks.kube.connection import Connection
 from stacks.measured.epochs import Rows, next_document
-from stacks.measured.moved import promise
+from stacks.measured.moved import promise, promise_of_plan
 from tests.benchmarks.goals import Goals
 from tests.benchmarks.live_maps import KINDS, make_maps
 from tests.benchmarks.played_day import Streams, undisturbed
@@ -102,13 +102,14 @@ def switch_on(deployed: Deployed, streams: Streams, goals: Goals, number: int) -
         hands.hand_over(wanted)
         after = read_ranks(deployed)
         moved, told = totals_of(after).since(totals_of(ranks)), bytes_of_diff(deployed.plan, rows, wanted)
-        promised = promise(former, told) if former else None
+        planned = promise_of_plan(deployed.plan.live_maps["decode"], wanted, NUM_RANKS, told)
+        promised = promise(former, planned)
         computed = _wait_for_rows(deployed, after, new_experts(rows, wanted))
         differing += _sum(after, "experts") - _sum(ranks, "experts") != slots_of_diff(deployed.plan, rows, wanted)
         idle += not computed
-        shares += [(moved.seconds / promised.seconds, moved.stall_s / promised.stall_s)] if promised else []
-        seconds = f"{moved.seconds:>9.1f}{f'{promised.seconds:.1f}' if promised else '':>10}"
-        stall = f"{1e3 * moved.stall_s:>10.0f}{f'{1e3 * promised.stall_s:.0f}' if promised else '':>10}"
+        shares.append((moved.seconds / promised.seconds, moved.stall_s / promised.stall_s))
+        seconds = f"{moved.seconds:>9.1f}{promised.seconds:>10.1f}"
+        stall = f"{1e3 * moved.stall_s:>10.0f}{1e3 * promised.stall_s:>10.0f}"
         bytes_ = f"{told / 1e6:>14.1f}{moved.num_bytes / 1e6:>10.1f}"
         print(f"{KINDS[count % len(KINDS)]:<10}{bytes_}{seconds}{stall}{computed:>6.0f}", flush=True)
         rows = wanted
@@ -119,9 +120,8 @@ def switch_on(deployed: Deployed, streams: Streams, goals: Goals, number: int) -
     goals.check("failed or other answers", len(streams.wrong), "==", 0)
     goals.check("answers", len(streams.answers), ">=", number)
     goals.check("switches that led back", _sum(read_ranks(deployed), "undone"), "==", 0)
-    if shares:
-        for what, found in zip(("seconds", "stall"), zip(*shares, strict=True), strict=True):
-            print(f"{what} over promised: median {median(found):.2f}, {min(found):.2f} to {max(found):.2f}")
+    for what, found in zip(("seconds", "stall"), zip(*shares, strict=True), strict=True):
+        print(f"{what} over promised: median {median(found):.2f}, {min(found):.2f} to {max(found):.2f}")
 
 
 def _wait_for_rows(deployed: Deployed, before: list, experts: set) -> float:

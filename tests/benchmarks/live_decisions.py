@@ -77,7 +77,9 @@ def add_up(windows):
 
 def live_rule(num_gpus, limits):
     """Return the decision about a better map, from the earlier and the later window."""
-    rules = LiveMap(expert_bytes=EXPERT_BYTES, num_nodes=1, num_groups=1, gate=Gate(), domains=(), split="equal")
+    rules = LiveMap(
+        expert_bytes=EXPERT_BYTES, num_nodes=1, num_groups=1, gate=Gate(), domains=(), split="equal", device="cuda"
+    )
 
     def decide(windows, rows):
         found = find_better_map(*windows, rows.tolist(), num_gpus, rules, limits)

@@ -59,7 +59,6 @@ NOT_TOLD = {
     "written": "is told as what it gives",
     "why_not": "is told as refusals",
     "report": "is itself",
-    "live_maps": "binds what the controller does later",
     "reads": "is told as the stages of a start",
     "diff": "stands below the text, beside another plan",
 }

@@ -23,7 +23,9 @@ NOON = MIDNIGHT + 12 * HOUR
 DEFINITION = yaml.safe_load((Path(stacks.__file__).parent / "controller" / "definition.yaml").read_text())
 SCHEMA = DEFINITION["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 RULES = json.loads(
-    LiveMap(expert_bytes=1, num_nodes=1, num_groups=1, gate=Gate(), domains=(), split="equal").model_dump_json()
+    LiveMap(
+        expert_bytes=1, num_nodes=1, num_groups=1, gate=Gate(), domains=(), split="equal", device="cpu"
+    ).model_dump_json()
 )
 FULL = SPEC | {
     "pace": 1,

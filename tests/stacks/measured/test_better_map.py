@@ -12,7 +12,7 @@ from stacks.measured.halves import MeasuredLoads
 from stacks.measured.limits import Limits
 
 RANKS, SLOTS, EXPERTS, LAYERS = 3, 9, 7, 2
-RULES = LiveMap(expert_bytes=1000, num_nodes=1, num_groups=1, gate=Gate(), domains=(), split="equal")
+RULES = LiveMap(expert_bytes=1000, num_nodes=1, num_groups=1, gate=Gate(), domains=(), split="equal", device="cpu")
 
 loads = st.lists(
     st.lists(st.integers(0, 10**6), min_size=EXPERTS, max_size=EXPERTS).map(tuple), min_size=LAYERS, max_size=LAYERS

@@ -22,18 +22,18 @@ def test_bytes_of_all_ranks_and_the_time_of_the_slowest_count():
     ("promised", "said"),
     [
         (
-            promise([], 100_000_000),
+            promise([], Moved(100_000_000)),
             "moved 100.0 MB (as promised), in 1.0 s (nothing promised), with 20 ms between steps (nothing promised)",
         ),
         (
-            promise([Moved(50_000_000, 1.0, 0.01), Moved(1_000_000, 0.3, 0.01)], 100_000_000),
+            promise([Moved(50_000_000, 1.0, 0.01), Moved(1_000_000, 0.3, 0.01)], Moved(100_000_000, 9.0, 9.0)),
             "moved 100.0 MB (as promised), in 1.0 s (2.0 promised), with 20 ms between steps (as promised)",
         ),
         (Moved(90_000_000), "moved 100.0 MB (90.0 promised), in 1.0 s (nothing promised), with 20 ms between steps"),
     ],
 )
 def test_a_switch_is_told_beside_its_promise(promised, said):
-    """The former switch that is nearest in bytes promises seconds and stall; of the first, bytes alone are promised."""
+    """The former switch that is nearest in bytes promises seconds and stall; of the first, what the plan says."""
     assert FIRST.beside(promised).startswith(said)
 
 
