@@ -282,8 +282,8 @@ def test_only_the_compiler_knows_the_passes():
     """A pass that calls another would hide the order: it is a candidate's, and those know it who ask one.
 
     `rebuild.py` makes the schedule that a plan stores, and `plan.py` that which a plan is carried out by. `load.py`
-    makes what runs once more, to compare. `experts.py` balances loads without a spec. `as_run.py` asks what the day
-    costs if nothing switches its units.
+    makes what runs once more, to compare. `experts.py` balances loads without a spec. `rows.py` asks what the day would
+    cost with a controller.
     """
     importers = {
         path.name
@@ -293,7 +293,6 @@ def test_only_the_compiler_knows_the_passes():
     }
 
     assert importers == {
-        "as_run.py",
         "candidate.py",
         "compiler.py",
         "decided.py",
@@ -304,4 +303,5 @@ def test_only_the_compiler_knows_the_passes():
         "plan.py",
         "repair.py",
         "rebuild.py",
+        "rows.py",
     }

@@ -183,6 +183,11 @@ class Candidate:
 
         return plan_schedule(self.resolved.written, self.placement.units, self.start_times)
 
+    @property
+    def running_schedule(self) -> "Timetable | None":
+        """The schedule as it runs: None if all units stay on, as they do without a controller."""
+        return self.schedule if self.spec.kubernetes.controller else None
+
     @cached_property
     def loads(self) -> Loads:
         """The load of each expert (how often tokens choose it), `[num_moe_layers][num_routed_experts]`."""
@@ -237,7 +242,7 @@ class Candidate:
         """
         from planner.cost.cost import estimate_cost
 
-        return estimate_cost(spec, self.schedule, self.units, most_per_node)
+        return estimate_cost(spec, self.running_schedule, self.units, most_per_node)
 
     def demand_on(self, day: str | None) -> "tuple[PhaseLoad, ...]":
         """Return each phase's load under the traffic of `day`: a date, a weekday, or None for an ordinary day.
@@ -246,7 +251,7 @@ class Candidate:
         """
         from planner.cost.demand import predict_loads
 
-        return predict_loads(self.spec, self.schedule, self.layouts, self.speed, self.full_rates, day)
+        return predict_loads(self.spec, self.running_schedule, self.layouts, self.speed, self.full_rates, day)
 
     @cached_property
     def busy_hours(self) -> "tuple[tuple[PhaseLoad, Prediction | None], ...]":
@@ -256,7 +261,7 @@ class Candidate:
         """
         from planner.cost.demand import busy_stretches
 
-        found = busy_stretches(self.spec, self.schedule, self.layouts, self.speed, self.full_rates)
+        found = busy_stretches(self.spec, self.running_schedule, self.layouts, self.speed, self.full_rates)
         of_loads = {(each.phase, each.load): each for each in found}
         predicted = {key: self._predict_at(each) for key, each in of_loads.items()}
         return tuple((each, predicted[each.phase, each.load]) for each in found)

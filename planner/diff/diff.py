@@ -43,7 +43,6 @@ from planner.spec.decision import DEFAULT, FIELDS
 
 NUMBERS = re.compile(r"[\d.,:%\s-]+")
 NO_FIGURES = "a rendered folder keeps none"
-IF_ALL_ARE_ON = "usd_per_day_if_all_are_on"
 TRAFFIC = "tokens_per_day"
 UNSHOWN = ("tokens_per_s_per_unit", "not_predicted", "hours_beyond")  # figures of a phase that have no line
 
@@ -209,7 +208,7 @@ def _compare_figures(before: Plan, after: Plan) -> tuple[dict[Phase, Sides], Sid
     for phase in _phases(before, after):
         old, new = (_performance(plan, report, phase) for plan, report in reports)
         performance[phase] = Sides(before=old, after=new)
-    old, new = (_cost(plan, report) for plan, report in reports)
+    old, new = (_figures(report, ["cost"], COSTS) for _, report in reports)
     return performance, Sides(before=old, after=new)
 
 
@@ -224,15 +223,6 @@ def _traffic(plan: Plan, phase: Phase) -> dict[str, Row]:
     if plan.report is None or plan.spec.traffic is None:
         return {}
     return {TRAFFIC: Row(f"demand.{phase}", TRAFFIC, plan.spec.traffic.tokens_of(phase), "")}
-
-
-def _cost(plan: Plan, report: Report) -> dict[str, Row]:
-    """Return name -> row of the figures of a day's cost that are compared.
-
-    The cost with all units on is among them only if all units stay on.
-    """
-    found = _figures(report, ["cost"], COSTS)
-    return {name: row for name, row in found.items() if name != IF_ALL_ARE_ON or _stays_on(plan)}
 
 
 def _cost_of_days(before: Plan, after: Plan, by_former: Plan | None, hours: Sequence[Hour]) -> Iterator[DayCost]:

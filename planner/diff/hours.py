@@ -253,7 +253,7 @@ def _interpolated_hits(plan: Plan, measured: Plan) -> float:
 
 def full_unit_rate(plan: Plan, phase: Phase) -> float | None:
     """Return the maximum tokens/s of one unit, from the plan's demand in any hour with units; None if unknown."""
-    demand, on = (plan.demand or {}).get(phase), _scheduled_units(plan, None)
+    demand, on = (plan.demand or {}).get(phase), _running_units(plan, None)
     if demand is None:
         return None
     rates = [(demand.at, demand.most_tokens_per_s), *((each.at, each.most_tokens_per_s) for each in demand.stretches)]
@@ -375,14 +375,10 @@ def _shift_times(
     return TimesOfDay(tuple(entries))
 
 
-def _scheduled_units(plan: Plan, day: str | None) -> TimesOfDay[Units]:
-    steps = plan.timetable.steps_on(day) if plan.timetable else ()
-    return TimesOfDay.from_pairs(((step.at, frozenset(step.units)) for step in steps), _all_units(plan))
-
-
 def _running_units(plan: Plan, day: str | None, left_off: Units = frozenset()) -> TimesOfDay[Units]:
     """Return the units that run at each time of `day`: the scheduled ones; without a controller all but `left_off`."""
-    return _scheduled_units(plan, day) if has_controller(plan) else TimesOfDay.always(_all_units(plan) - left_off)
+    steps = plan.running_schedule.steps_on(day) if plan.running_schedule else ()
+    return TimesOfDay.from_pairs(((step.at, frozenset(step.units)) for step in steps), _all_units(plan) - left_off)
 
 
 def _all_units(plan: Plan) -> Units:

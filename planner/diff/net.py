@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping
 from planner.diff.change import Net, NetSides
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
-from planner.report.as_run import as_run
 
 
 def compare_days(before: Plan, after: Plan) -> Net:
     """Return a day's bill and income before and after the change, and the capacity of phases in both plans."""
-    old, new = as_run(before).cost, as_run(after).cost
+    old, new = before.cost, after.cost
     known = {phase: (_capacity(before, phase), _capacity(after, phase)) for phase in PHASES}
     return Net(
         bill=(old.usd_per_day, new.usd_per_day) if old and new else None,

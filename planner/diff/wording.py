@@ -45,7 +45,6 @@ TOOL_WORDS: dict[Tool, str] = {"git": "by Git or kubectl, all at once", "pulumi"
 COSTS = {
     "answered_share": "answered",
     "usd_per_day": "each day",
-    "usd_per_day_if_all_are_on": "each day if all units stay on",
     "usd_per_million_output_tokens": "per million output tokens",
     "usd_per_million_input_tokens": "per million input tokens",
     "revenue_usd_per_day": "income each day",
@@ -79,7 +78,6 @@ UNDER_FORMER = (  # what maps make, and figures that conditions of `gitops check
     "tokens_per_s_per_gpu",
     "answered_share",
     "usd_per_day",
-    "usd_per_day_if_all_are_on",
     "highest_load_of_most",
     "ttft_promise",
     "ttft_missed_at",
@@ -361,10 +359,7 @@ def _describe_states(old: State, new: State) -> str:
 
 
 def _cost(change: Change) -> Iterator[str]:
-    figures = list(_figures(change.cost, COSTS, _name_empty(change, change.cost, "no GPU price")))
-    if figures and change.schedule is not None and not change.schedule.is_executed:
-        yield AS_SCHEDULED
-    yield from figures
+    yield from _figures(change.cost, COSTS, _name_empty(change, change.cost, "no GPU price"))
     for each in change.cost_of_other_days:
         before, after = (_format_usd(usd) for usd in (each.before, each.after))
         if before != after:

@@ -116,8 +116,8 @@ def _kv_cache(candidate: Candidate) -> KvCache | None:
 def _prompt_nodes(candidate: Candidate, layout: PhaseLayout) -> PromptNodes:
     """Return how many nodes compute prompts, on average and at most, and how many are started in a day."""
     on = [(layout.num_units, DAY_MINUTES)]
-    if candidate.schedule is not None:
-        on = [(step.num_units[layout.phase], step.minutes) for step in candidate.schedule.steps]
+    if candidate.running_schedule is not None:
+        on = [(step.num_units[layout.phase], step.minutes) for step in candidate.running_schedule.steps]
     mean_units = sum(units * minutes for units, minutes in on) / DAY_MINUTES
     started = sum(max(after - before, 0) for (before, _), (after, _) in pairwise([on[-1], *on]))
     per_unit = layout.nodes_per_unit
@@ -215,7 +215,9 @@ def _slo_results(found: Prediction, candidate: Candidate) -> dict[str, Any]:
 
 def _misses(phase: Phase, name: str, promised: float, candidate: Candidate) -> dict[str, tuple[Miss, ...]] | None:
     """Return kind of day -> the stretches in which traffic makes a phase miss a promise; None without any."""
-    misses: dict[str, list[Miss]] = {day: [] for day in (ORDINARY, *named_days(candidate.spec, candidate.schedule))}
+    misses: dict[str, list[Miss]] = {
+        day: [] for day in (ORDINARY, *named_days(candidate.spec, candidate.running_schedule))
+    }
     for load, served in candidate.busy_hours:
         mean = None if served is None else _mean_latencies(served)[name]
         if load.phase == phase and not (served and mean and served.meets(mean, promised)):

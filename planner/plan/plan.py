@@ -164,12 +164,17 @@ class Plan(Part):
         """Return the schedule of the units; None if all units are always on."""
         return plan_schedule(self.spec, self.units)
 
+    @property
+    def running_schedule(self) -> Timetable | None:
+        """Return the schedule as it runs; None if all units stay on, as they do without a controller."""
+        return self.timetable if self.kubernetes.controller else None
+
     def usd_of_day(self, day: str) -> float | None:
         """Return the dollars that a date or a weekday costs, with all units on if no controller turns them off.
 
         Return None without a price. The plan's section `cost` has ordinary days only.
         """
-        table = self.timetable if self.kubernetes.controller else None
+        table = self.running_schedule
         found = estimate_cost(self.spec, table and table.for_day(day), self.units, {})
         return None if found is None else found.usd_per_day
 

@@ -6,11 +6,11 @@ one row of each section and name, so that rows of two plans can be matched.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
 
+from planner.cost.cost import estimate_cost
 from planner.estimate.utilisation import is_set_by_ttft
 from planner.facts.catalog import ASSUMED
 from planner.plan.expected import Range
@@ -75,15 +75,10 @@ def report_of(plan: Plan) -> Report:
     rows = sorted(rows_of(running), key=lambda row: places.get((row.section, row.name), len(places)))
     if running is plan:
         return Report(rows)
-    scheduled = Report(rows_of(plan))
-    usd = scheduled.find("cost", "usd_per_day")
-    return Report(
-        [
-            *rows,
-            *make_rows("with_controller", ("day", describe_day(scheduled))),
-            *([replace(usd, section="with_controller")] if usd else []),
-        ]
-    )
+    switched = estimate_cost(plan.spec, plan.timetable, plan.units, {})
+    day = ("day", describe_day(Report(rows_of(plan))))
+    usd = ("usd_per_day", switched and switched.usd_per_day, "USD")
+    return Report([*rows, *make_rows("with_controller", day, usd)])
 
 
 def _rows(plan: Plan, section: str, part: Any) -> Iterator[Row]:

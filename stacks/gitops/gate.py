@@ -346,11 +346,8 @@ def _explain_unknown_cost(change: Change, no_figures_before: str) -> str:
 
 
 def _daily_cost(side: Mapping[str, Row]) -> Row | None:
-    """Return the row with the cost of a day; None if the plan has no cost.
-
-    If nothing turns units off by the schedule, it is the row of a day with all units on.
-    """
-    return side.get("usd_per_day_if_all_are_on") or side.get("usd_per_day")
+    """Return the row with the cost of a day; None if the plan has no cost."""
+    return side.get("usd_per_day")
 
 
 def _number(row: Row) -> float:

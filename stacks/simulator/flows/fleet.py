@@ -103,7 +103,10 @@ class PlannedFleet:
 
 
 def planned_fleet(plan: Compiled, outages: Sequence[Outage] = (), date: str | None = None) -> PlannedFleet:
-    """Return the fleet that follows the schedule of `plan` on `date` (or a weekday), less units that are out."""
+    """Return the fleet that follows the schedule of `plan` on `date` (or a weekday), less units that are out.
+
+    Without a controller nothing carries the schedule out, and all units stay on.
+    """
     schedule = switching_schedule(plan)
     units = {phase: [each for each in plan.units if each.phase == phase] for phase in plan.spec.phases}
     on = {phase: _serving_units(plan, phase, date) for phase in units}
@@ -129,10 +132,10 @@ def switching_schedule(plan: Compiled) -> ScheduleSpec:
 def _serving_units(plan: Compiled, phase: Phase, date: str | None) -> list[Units]:
     """Return the units of `phase` that should serve at each minute, `[minutes]`."""
     named = {each.name for each in plan.units if each.phase == phase}
-    if plan.schedule is None:
+    if plan.running_schedule is None:
         return [frozenset(named)] * DAY_MINUTES
     found: list[Units] = [frozenset()] * DAY_MINUTES
-    for step in plan.schedule.steps_on(date):
+    for step in plan.running_schedule.steps_on(date):
         first = minute_of(step.at)
         serving = frozenset(named.intersection(step.units))
         for minute in range(first, first + step.minutes):

@@ -11,6 +11,7 @@ from planner.facts.calendar import entry_of
 from planner.facts.day import MINUTE_S, hh_mm
 from planner.facts.quantities import counted
 from planner.report.columns import format_table, wrap_note
+from planner.schedule.schedule import NOT_EXECUTED
 from stacks.simulator.flows.day import DayColumn
 from stacks.simulator.flows.live_maps import WINDOW_S, PlayedMaps
 from stacks.simulator.report.figures import FIGURES, GIGA, format_figure, shorten_titles, table_rows
@@ -90,6 +91,8 @@ def day_notes(columns: Sequence[DayColumn], heads: Sequence[str]) -> Iterator[st
 def _column_notes(column: DayColumn) -> Iterator[str]:
     plan, curves = column.day.plan, column.day.curves["mid"]
     demand, phases = plan.demand_on(column.day.date), {unit.name: unit.phase for unit in plan.units}
+    if plan.schedule is not None and plan.schedule.switches and plan.running_schedule is None:
+        yield NOT_EXECUTED
     for load in demand:
         if not load.served_per_s:
             yield f"No {load.phase} unit is on at {load.at}, though requests come then."

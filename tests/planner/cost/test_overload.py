@@ -232,6 +232,7 @@ cluster: {gpu: h20, nodes: 14, gpus_per_node: 8, rack_size: 4}
 prefill: {ep_size: 16, redundant_experts: 16, overlap: none, precision: fp8}
 decode: {ep_size: 32, redundant_experts: 32, overlap: none, precision: fp8}
 schedule: {windows: [{at: "06:00", prefill_units: 3, decode_units: 2}]}
+kubernetes: {controller: {}}
 traffic: {input_tokens: 5000000000, output_tokens: 2000000000, requests: 4000000,
           profile: [3, 2, 2, 2, 2, 3, 4, 5, 7, 9, 10, 10, 10, 10, 10, 10, 9, 9, 8, 8, 7, 6, 5, 4]}
 slo: {ttft_ms: 3000}
@@ -247,12 +248,15 @@ def test_a_night_with_too_few_units_hides_no_promise_that_is_missed_by_day(tmp_p
     nights = change_spec(spec, {"schedule.windows": [spec.document.data["schedule"]["windows"][0], night]})
     plans = [run_passes(each).plan for each in (spec, nights)]
     warned = [[each.id for each in plan.warnings if each.path in ("slo.ttft_ms", "traffic")] for plan in plans]
+    unswitched = run_passes(change_spec(nights, {"kubernetes.controller": None})).plan
     promises = [plan.promises["ttft_ms"] for plan in plans]
     times = [
         periods((minute_of(each.at), each.minutes) for each in promise.misses_on("monday")) for promise in promises
     ]
 
     assert warned == [["W115"], ["W138", "W115"]]
+    assert unswitched.promises == plans[0].promises  # nothing switches units: the night is as the day
+    assert "W138" not in [each.id for each in unswitched.warnings]
     assert [each.met for each in promises] == [True, True]
     assert times[0] in times[1]
     assert max(each.predicted for each in promises[0].misses_on("monday")) == pytest.approx(

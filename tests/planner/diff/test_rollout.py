@@ -166,8 +166,8 @@ def test_a_unit_that_leaves_serves_until_others_have_changed(controller, serving
 def test_units_that_are_off_stay_off_when_their_controller_goes():
     """No manifest turns them on. So only those that are on all day count, which are too few by day."""
     day, night = ({"at": at, "prefill_units": units, "decode_units": 1} for at, units in (("08:00", 4), ("00:00", 1)))
-    plan = compile_plan(change_spec(base(40)[0], {"schedule.windows": [day, night], "kubernetes.drain": "5min"}))
-    plans = [_with_kubernetes(plan, controller=controller) for controller in ({}, None)]
+    spec = change_spec(base(40)[0], {"schedule.windows": [day, night], "kubernetes.drain": "5min"})
+    plans = [compile_plan(change_spec(spec, {"kubernetes.controller": controller})) for controller in ({}, None)]
     taken, given = compare_plans(*plans), compare_plans(*reversed(plans))
     said = "prefill-1, prefill-2, prefill-3 may be off when the controller goes, and stay so until somebody scales them"
 

@@ -134,17 +134,6 @@ def test_the_same_plan_costs_no_more_at_its_first_price(change):
     )
 
 
-def test_a_cost_is_that_of_the_units_that_stay_on(change):
-    """Without a controller a schedule saves nothing."""
-    all_on = Row("cost", "usd_per_day_if_all_are_on", 1200, "USD")
-    dear = _with_cost(change, 1000, 1000)
-    after = {**dear.cost.after, all_on.name: all_on}
-
-    assert _held("cost+10%", dear.model_copy(update={"cost": dear.cost.model_copy(update={"after": after})})) == [
-        "cost+10%"
-    ]
-
-
 def _with_demand(change, answered, loads):
     """Set what is answered, and the only phase's peak load, before and after; None where nobody knows."""
 

@@ -93,6 +93,23 @@ def test_a_date_is_played_with_its_own_demand(small_spec, capsys):
     assert played["2026-11-29"] == played["sunday"] == pytest.approx(played["2026-11-30"] / 2, rel=1e-4)
 
 
+def test_a_day_that_nobody_switches_is_played_with_all_units_on(small_spec, capsys):
+    """Without a controller the schedule saves nothing, and the note says why; with one, nodes are off at night."""
+    spec = yaml.safe_load(small_spec.read_text())
+    windows = [{"at": "08:00", "mixed_units": 2}, {"at": "20:00", "mixed_units": 1}]
+    del spec["mixed"]["units"]
+    hours = {}
+    for name, kubernetes in (("unswitched", {}), ("switched", {"controller": {}})):
+        path = small_spec.with_name(f"{name}.yaml")
+        path.write_text(yaml.safe_dump(spec | {"schedule": {"windows": windows}, "kubernetes": kubernetes}))
+        assert cli.main(["simulate", str(path)]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        hours[name] = re.search(r"node-hours on ([\d.]+)", out)[1]
+        assert ("Without kubernetes.controller nothing switches units in a cluster" in out) is (name == "unswitched")
+
+    assert hours == {"unswitched": "48.0", "switched": "36.0"}
+
+
 def test_a_day_that_the_spec_says_nothing_about_is_called_a_usual_one(small_spec, capsys):
     """A reader of the table is not told that it is of a Saturday, where Sundays alone are unlike the others."""
     spec = yaml.safe_load(small_spec.read_text())

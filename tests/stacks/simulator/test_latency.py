@@ -87,7 +87,8 @@ def test_nobody_waits_for_units_that_are_off(pair_spec, tmp_path):
     spec = yaml.safe_load(pair_spec.read_text())
     day = [(f"{hour:02}:00", on) for hour, on in ((3, 0), (6, 1))]
     windows = [{"at": at, "prefill_units": on, "decode_units": on} for at, on in day]
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec | {"schedule": {"timezone": "UTC", "windows": windows}}))
+    spec |= {"schedule": {"timezone": "UTC", "windows": windows}, "kubernetes": {"controller": {}}}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     plan = run_passes(check_spec(tmp_path / "spec.yaml"))
 
     with warnings.catch_warnings():
