@@ -11,9 +11,8 @@ With `--controller` a controller gives the turns, `pulumi up` or `kubectl apply`
 follows: the image of before, which heals what the bad one has stopped. Each change that is carried out must do what its
 diff has said, in half to twice the seconds. How long a start takes depends on what else the machine does, so the spec
 has the longest start of one unit of each phase at a time: of a pair that is restarted first, and then of the change
-before. Callers pause between answers, since they take the time of the same cores. So a table of promised and seen
-seconds has the machine's load beside them: on a machine that others use, too, they say nothing. With `--quick` there
-are only three changes, which are carried out.
+before. Callers pause between answers, since they take the time of the same cores. A table has promised and seen
+seconds, and the machine's load. With `--quick` there are only three changes, which are carried out.
 
 Exits with 1 if an answer failed, was cut short or had another text than before, if a unit was not changed that had to
 be, or if the bad image was not undone.
