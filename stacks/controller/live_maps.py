@@ -38,6 +38,7 @@ __all__ = ["FollowedMaps", "read_rules", "serving_units", "update_maps"]
 ASK_S = 10.0  # assumed: a page with a map has some hundred kB
 MAX_BYTES = 2**26  # as for the document of an epoch
 POLL_S = 2.0
+FROM_OTHERS = "from an earlier controller, or from somebody else"
 WAIT_S = 300.0  # assumed: a kubelet brings a changed ConfigMap within some two minutes, and a switch takes less
 
 
@@ -89,7 +90,8 @@ class _Unit:
     def hand_over(self, rows: Rows) -> Ending:
         """Write the document of the next epoch, and wait until rank 0 shows that the unit is in it.
 
-        If it does not within `WAIT_S`, the returned ending has the former epoch and a reason.
+        If it does not within `WAIT_S`, the returned ending has the former epoch and a reason. So it has once the unit
+        is in another one: it was on its way there, such as by the document of a controller that has ended.
         """
         standing = self._fetch_epoch()
         document = next_document(standing, rows)
@@ -97,8 +99,11 @@ class _Unit:
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
             time.sleep(POLL_S)
-            if self._fetch_epoch()["digest"] == document["digest"]:
+            now = self._fetch_epoch()
+            if now["digest"] == document["digest"]:
                 return Ending(document["number"])
+            if now["digest"] != standing["digest"]:
+                return Ending(now["number"], "it has taken another document, or started again, meanwhile")
         return Ending(standing["number"], f"it has not taken the next one within {WAIT_S:g} s; its log may say why")
 
     def _fetch_epoch(self) -> dict[str, Any]:
@@ -166,6 +171,8 @@ def update_maps(written: Sequence[Mapping[str, Any]], visit: "Visit | None") -> 
         epoch, digest = visit.in_service.epoch, digest_of(visit.in_service.rows)
         before = found.get(visit.unit, {})
         kept = {key: before[key] for key in ("adopted", "decision") if key in before and before["epoch"] == epoch}
+        if epoch and before.get("epoch") != epoch and not visit.has_switched:
+            kept = {"adopted": FROM_OTHERS}
         news = {"adopted" if visit.has_switched else "decision": visit.said} if visit.said else {}
         found[visit.unit] = {"unit": visit.unit, "inService": digest, "epoch": epoch} | kept | news
     return [found[unit] for unit in sorted(found)]

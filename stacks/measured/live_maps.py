@@ -154,7 +154,7 @@ class LiveMaps:
         promised, before = promise(former, planned), read_totals(unit.metrics)
         ending = unit.hand_over(rows)
         if ending.reason is not None:
-            return Visit(unit.name, f"it stays in epoch {ending.number}: {ending.reason}", found, has_failed=True)
+            return Visit(unit.name, f"it is in epoch {ending.number}: {ending.reason}", found, has_failed=True)
         del self._measured[unit.name]  # loads of the former map decide nothing
         self._adopted[unit.name] = adopted = InService(ending.number, rows, found.unit_digest)
         with suppress(OSError, ValueError):  # it has switched, whoever can be asked how

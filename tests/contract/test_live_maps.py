@@ -1,6 +1,7 @@
 """The controller hands a unit its next epoch in a form that the unit takes, and says what came of it."""
 
 import http.server
+import json
 import threading
 import time
 from itertools import chain
@@ -36,6 +37,7 @@ class PlayedUnit:
     def __init__(self, cluster):
         self.cluster, self.standing, self.refused = cluster, first_standing(LAUNCH), []
         self.seen, self.hot, self.counts = None, HOT, [0] * len(HOT)
+        self.is_slow, self.in_flight, self.adopted = False, None, []  # a slow switch goes on until it is slow no more
         self.num_switches = self.moved = 0
 
     def page(self, path):
@@ -61,16 +63,30 @@ class PlayedUnit:
     def follow(self):
         """Follow the mounted document, as the first rank does."""
         mounted = self.cluster.objects.get(("ConfigMap", names.epoch_config(LAUNCH.unit)))
-        if mounted is None or mounted["data"] == self.seen:
-            return
-        self.seen = dict(mounted["data"])  # which a merge changes in place
+        if mounted is not None and mounted["data"] != self.seen:
+            self.seen = dict(mounted["data"])  # which a merge changes in place
+            self.propose(self.seen[names.NEXT_EPOCH_FILE].encode())
+        if self.in_flight is not None and not self.is_slow:
+            self.switch(self.in_flight)
+
+    def propose(self, content):
+        """Begin to follow a document. Refuse one that is not for the present epoch, or while a switch is under way."""
         try:
-            epoch = read_epoch(self.seen[names.NEXT_EPOCH_FILE].encode(), LAUNCH, self.standing)
-            self.moved += RULES.expert_bytes * count_moves(self.standing.physical_to_logical, epoch.physical_to_logical)
-            self.num_switches += 1
-            self.standing = Standing(epoch.number, epoch.digest, epoch.physical_to_logical)
+            read_epoch(content, LAUNCH, self.standing)
+            if self.in_flight is not None:
+                raise EpochError("the unit is already on its way")
+            self.in_flight = content
         except EpochError as error:
             self.refused.append(str(error))
+
+    def switch(self, content):
+        """End the switch to a document."""
+        self.in_flight = None
+        epoch = read_epoch(content, LAUNCH, self.standing)
+        self.adopted.append(epoch.digest)
+        self.moved += RULES.expert_bytes * count_moves(self.standing.physical_to_logical, epoch.physical_to_logical)
+        self.num_switches += 1
+        self.standing = Standing(epoch.number, epoch.digest, epoch.physical_to_logical)
 
 
 def count_moves(before, after):
@@ -198,6 +214,31 @@ def test_a_unit_that_starts_again_gets_its_map_back(cluster, unit):
     assert "predecessor" in unit.refused[0]  # of the second document, which follows the first
     assert unit.standing.number == shown(cluster)["epoch"] == 1
     assert unit.standing.physical_to_logical == rows
+
+
+def test_a_controller_that_ends_in_a_switch_leaves_the_unit_one_map(cluster, unit, monkeypatch):
+    """The unit takes the document of the controller that was killed, whole. The next controller, which has handed in
+    another one meanwhile, does not wait for that, says so, and then changes the map further.
+
+    A controller that has written its document only reads, so one that gets no more rounds is like a killed one.
+    """
+    monkeypatch.setattr("stacks.measured.live_maps.RETRY_S", 0.02)
+    cluster.objects[names.DEPLOYMENT_KIND, "a"]["spec"]["liveMaps"]["maxBytes"] = 20_000
+    unit.is_slow = True
+    rounds_until(cluster, lambda: unit.in_flight is not None)
+    first, said, unit.hot = json.loads(unit.in_flight)["digest"], [], HOT[::-1]
+    follower = cluster.follower(said=said)
+    rounds_until(cluster, lambda: unit.refused, follower)
+    unit.is_slow = False
+    rounds_until(cluster, lambda: any("it has taken another document" in each for each in said), follower)
+    after_first = unit.adopted[:]
+    rounds_until(cluster, lambda: shown(cluster).get("epoch") == 1, follower)
+    why = shown(cluster)["adopted"]
+    rounds_until(cluster, lambda: shown(cluster).get("epoch") == 2, follower)
+
+    assert after_first == [first]
+    assert why == "from an earlier controller, or from somebody else"
+    assert all({*slots} == {*range(len(HOT))} for slots in unit.standing.physical_to_logical)
 
 
 def test_what_the_limits_forbid_is_proposed_in_status(cluster, unit):

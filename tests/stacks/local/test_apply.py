@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from tests.benchmarks.killed_switch import Maps, accepted, planted_kills, strike
-from tests.stacks.deployments import HOSTS, Tidemill, decode_samples, greedy_texts, held_experts, total
+from tests.benchmarks.killed_switch import Maps, accepted, epochs, planted_kills, strike
+from tests.stacks.deployments import HOSTS, Tidemill, decode_samples, greedy_texts, held_experts, total, wait_until
 from tests.stacks.fire import launch_files
 
 UNIT = "demo-decode-0"
@@ -73,6 +73,25 @@ def test_what_the_unit_cannot_follow_is_refused(demo, tmp_path, words, said):
 def test_documents_for_something_else_are_refused_at_the_socket(demo):
     """A torn, forged or stale document, or one of another unit or plan, is refused, and the unit keeps its epoch."""
     assert accepted(demo, Maps(demo, demo.state.parent, random.Random(0)).layers) == []
+
+
+def test_a_switch_goes_on_when_its_caller_is_killed(demo):
+    """All ranks reach the new epoch, a restart would begin with it, and the next map goes through."""
+    maps, texts, planted = Maps(demo, demo.state.parent, random.Random(2)), greedy_texts(demo), "0.0.fetching"
+    (before,) = {number for number, _ in epochs(demo)}
+    (demo.state.parent / "map.json").write_text(json.dumps(maps.draw()))
+    (demo.state.parent / planted).write_text("0 0")  # no signal: the file goes when the stage is reached
+    caller = demo.start("experts", "apply", demo.state.parent / "map.json", "--unit", UNIT)
+    wait_until(lambda: not (demo.state.parent / planted).exists())
+    caller.kill()
+    caller.communicate()
+    wait_until(lambda: {number for number, _ in epochs(demo)} == {before + 1})
+    (adopted,) = set(epochs(demo))
+    (unit,) = (unit for unit in demo.status()["units"] if unit["name"] == UNIT)
+
+    assert unit["epoch"] == {"number": adopted[0], "digest": adopted[1]}
+    assert greedy_texts(demo) == texts
+    assert maps.apply()[0] == 0
 
 
 @pytest.mark.whole
