@@ -8,7 +8,7 @@ A first change compares all slots twice: it learns their checksums before, and c
 changes of a unit are promised by its former ones (`stacks/measured/moved.py`).
 
 Measured, both in docs/performance.md: on CPUs, 12 changes of the demo's decode unit on three nodes (15 rounds in 1.6 to
-2.5 s and 119 to 206 ms of stall, 5 rounds in 0.4 s and 16 to 26 ms), comparisons at 0.15 s a GB; on a GPU, two changes
+2.5 s and 119 to 206 ms of stall, 4 rounds in 0.4 s and 16 to 26 ms), comparisons at 0.15 s a GB; on a GPU, two changes
 of layers of DeepSeek-V3's width (12 rounds of 88 MB and 6.2 GB of slots a rank in 10.5 and 6.4 s; a round takes effect
 in at most 11.4 ms). Assumed: the link of GPUs' hosts, since nothing was measured between two.
 """

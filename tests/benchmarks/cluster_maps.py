@@ -1,12 +1,12 @@
 """A unit on three nodes of a real cluster switches from map to map under streams, as root:
 
-    python -m tests.benchmarks.cluster_maps [--switches 20]
+    python -m tests.benchmarks.cluster_maps [--switches 20] [--precision fp32|bf16|fp8]
 
-`pulumi up` brings the demo's model with a decode unit of a rank on each of three nodes, in FP32, with NetworkPolicies
-enforced. Four callers stream one answer after another. Maps drawn at random, refined for loads, and made for the loads
-that these drift to are handed over as the controller does it: with its account's rights, by the ConfigMap that the
-first rank reads. Each line has a switch: its bytes by the planner's diff and those that ranks received from others, and
-its seconds and stall beside what the plan promises of the first and former ones of others (`stacks/measured/moved.py`).
+`pulumi up` brings the demo's model with a decode unit of a rank on each of three nodes, with NetworkPolicies enforced.
+Four callers stream one answer after another. Maps drawn at random, refined for loads, and made for the loads that these
+drift to are handed over as the controller does it: with its account's rights, by the ConfigMap that the first rank
+reads. Each line has a switch: its bytes by the planner's diff and those that ranks received from others, and its
+seconds and stall beside what the plan promises of the first and former ones of others (`stacks/measured/moved.py`).
 Where a rank gets an expert twice, as by a map drawn at random, it may copy one itself.
 
 Exits with 1 if a switch did not go through, an answer failed or had another text, the ranks moved other numbers of
@@ -138,8 +138,8 @@ def _sum(ranks: list, what: str) -> float:
     return sum(total(rank, f"tidemill_expert_moves_{what}_total") for rank in ranks)
 
 
-def _run(cluster: Cluster, folder: Path, number: int) -> int:
-    made = unit_deployed(obtain(PULUMI), folder, cluster, NAMESPACE, NEVER)
+def _run(cluster: Cluster, folder: Path, number: int, precision: str) -> int:
+    made = unit_deployed(obtain(PULUMI), folder, cluster, NAMESPACE, NEVER, precision)
     run = made.pulumi.up()
     assert run.status == 0, run.output
     goals, host = Goals(), made.endpoint().removeprefix("http://").partition(":")[0]
@@ -156,12 +156,13 @@ def main() -> int:
     """Bring up a cluster and the unit, switch, and report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--switches", type=int, default=20)
-    number = parser.parse_args().switches
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp8"), default="fp32")
+    arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     for part in ("cluster", "stack"):
         (folder / part).mkdir()
     with only_run() as run, running_cluster(run, folder / "cluster") as cluster, enforced_policies(cluster):
-        return _run(cluster, folder / "stack", number)
+        return _run(cluster, folder / "stack", arguments.switches, arguments.precision)
 
 
 if __name__ == "__main__":

@@ -46,9 +46,12 @@ Samples = list[Any]
 Held = set[tuple[int, int, int]]  # rank, layer, expert
 
 
-def unit_deployed(executable: Path, folder: Path, cluster: Cluster, namespace: str, limits: dict[str, Any]) -> Deployed:
+def unit_deployed(
+    executable: Path, folder: Path, cluster: Cluster, namespace: str, limits: dict[str, Any], precision: str = "fp32"
+) -> Deployed:
     """A stack, not up yet, with one prefill rank, and a decode unit of a rank on each of three nodes."""
-    made = day_deployed(executable, folder, cluster, namespace, decode={"ep_size": NUM_RANKS, "redundant_experts": 4})
+    decode = {"ep_size": NUM_RANKS, "redundant_experts": 4, "precision": precision}
+    made = day_deployed(executable, folder, cluster, namespace, prefill={"precision": precision}, decode=decode)
     loads = folder / "loads.json"
     loads.write_text(json.dumps(_turn_over(json.loads(LOADS.read_text()))))
     more = {"schedule": {"windows": [BOTH_ON]}, "expert_load": {"file": str(loads), "live": limits}}

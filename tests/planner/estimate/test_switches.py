@@ -15,8 +15,8 @@ CPU_EXPERT, GPU_EXPERT = 148_000, 44_050_944  # bytes
     [(90, (1.6, 2.5), (0.119, 0.206)), (7, (0.4, 0.7), (0.016, 0.06))],
 )
 def test_cpu_nodes_take_what_was_measured(moves, seconds, stall_s):
-    """Three ranks with five MoE layers, as in docs/performance.md; few moves have fixed times all the same."""
-    found = predict_first_switch("cpu", moves * CPU_EXPERT, CPU_EXPERT, 5, 24, 3)
+    """Three ranks with four MoE layers, as in docs/performance.md; few moves have fixed times all the same."""
+    found = predict_first_switch("cpu", moves * CPU_EXPERT, CPU_EXPERT, 4, 36, 3)
 
     assert seconds[0] <= found.seconds <= seconds[1]
     assert stall_s[0] <= found.stall_s <= stall_s[1]
