@@ -10,7 +10,7 @@ from planner.estimate.throughput.machine import build_machine
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case
 from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
-from planner.estimate.throughput.work import explain_unpredictable, work_of
+from planner.estimate.throughput.work import work_of
 from planner.facts.core_attention import Queries, fp8_kernels, least_heads
 from planner.facts.quantisation import KV_BYTES, kv_dtype
 from planner.facts.terms import Phase
@@ -22,7 +22,7 @@ def is_predictable(spec: ResolvedSpec, phase: Phase) -> bool:
     """Return whether a phase's speed can be predicted. Rates and links of its GPU and the kernels must be known."""
     gpu = spec.gpu_of(phase)
     known = build_machine(gpu, spec.written.gpu_name(phase)) is not None and bool(gpu.nvlink_gb_per_s)
-    return known and bool(gpu.nic_gbps) and explain_unpredictable(spec.model) is None
+    return known and bool(gpu.nic_gbps)
 
 
 def build_case(
@@ -42,7 +42,6 @@ def build_case(
     heads = least_heads(spec.written.engine_name, layout.gpu, spec.phase(phase).kv_precision)
     work = work_of(model, layout.precision, kv, layout.attention_tp, layout.dense_tp, _fp8_core(spec, phase), heads)
     assert machine is not None
-    assert work is not None
     return Case(
         phase=phase,
         machine=machine,

@@ -14,7 +14,6 @@ from planner.estimate.throughput.machine import build_machine
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import Case, Prediction, predict, saturated_rate
 from planner.estimate.throughput.stages import Exchange, Imbalance, UnitShape
-from planner.estimate.throughput.work import explain_unpredictable
 from planner.estimate.utilisation import with_promised_utilisation
 from planner.expert_map import ExpertMap
 from planner.facts.loads import Loads
@@ -106,7 +105,7 @@ def _explain_unpredictable(spec: ResolvedSpec, layout: PhaseLayout) -> str | Non
     unit = unit_shape(spec, layout)
     if unit.num_nodes > 1 and not gpu.nic_gbps:
         return f"the NICs of {name} are not known"
-    return explain_unpredictable(spec.model)
+    return None
 
 
 def _add_remote_share(unit: UnitShape, expert_map: ExpertMap, loads: Loads) -> UnitShape:

@@ -17,6 +17,7 @@ from planner.families.shapes import Count, Entry, PerLayer, Shapes, Size
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 INDEXED_RATIO = 4  # layers with this compression ratio have an indexer, which picks entries
 MAX_RATES = 64  # entries of `compress_rates`, one per kind of layer; published files have three
+INDEX_TOPK = 512  # if the file does not say: sglang 0.5.23 configs/deepseek_v4.py
 HASH_LAYERS = 3  # if the file does not say: transformers' default_num_hash_layers
 
 
@@ -40,6 +41,7 @@ class DeepseekV4Shapes(Shapes):
     mlp_layer_types: PerLayer[str] | None = None
     index_n_heads: Count
     index_head_dim: Size
+    index_topk: Count = INDEX_TOPK
     hc_mult: int = Field(ge=1, le=64)
 
     per_layer: ClassVar[tuple[str, ...]] = ("layer_types", "mlp_layer_types")
@@ -70,6 +72,7 @@ class DeepseekV4Shapes(Shapes):
     def attention(self, index: int) -> CompressedAttention:
         """Return the attention of layer `index`."""
         ratio = self._ratios()[index]
+        is_indexed = ratio == INDEXED_RATIO
         return CompressedAttention(
             num_heads=self.num_attention_heads,
             head_dim=self.head_dim,
@@ -79,7 +82,8 @@ class DeepseekV4Shapes(Shapes):
             o_lora_rank=self.o_lora_rank,
             window=self.sliding_window,
             ratio=ratio,
-            indexer=Indexer(self.index_n_heads, self.index_head_dim) if ratio == INDEXED_RATIO else None,
+            indexer=Indexer(self.index_n_heads, self.index_head_dim) if is_indexed else None,
+            num_picked=self.index_topk if is_indexed else None,
         )
 
     def experts(self) -> Experts:

@@ -63,6 +63,10 @@ LINEAR = next(
     each.attention for each in work_of(MODELS["qwen3.5-397b-a17b"], "bf16", "bf16").layers if each.attention.state_bytes
 )
 SPARSE = next(iter(work_of(MODELS["deepseek-v3.2"], "fp8", "bf16").layers)).attention
+COMPRESSED = {  # by the tokens of an entry
+    each.attention.tokens_per_entry: each.attention for each in work_of(MODELS["deepseek-v4-pro"], "fp8", "fp8").layers
+}
+STREAMS = work_of(MODELS["deepseek-v4-pro"], "fp8", "fp8").stream_bytes
 IN_FP8 = replace(MOE.attention, fp8_core=frozenset({"tokens"}))
 
 Row = dict[str, Any]
@@ -113,6 +117,8 @@ def families(tables: Tables) -> dict[str, tuple[list[str], list[Point]]]:
             _prompt_attention(tables),
         ),
         "sparse attention, prefill": (["sparse_core_share", "index_share", "absorbed_share"], _sparse_prompts(tables)),
+        "compressed attention, prefill": (["compressed_core_share", "compressed_share"], _compressed_prompts(tables)),
+        "residual streams": (["stream_fixed_us", "stream_share"], _streams(tables)),
         "linear attention, decode": (["state_share"], _states(tables)),
         "linear attention, prefill": (["scan_share"], _scans(tables)),
         "low latency, one node": (
@@ -209,6 +215,34 @@ def _sparse_prompts(tables: Tables) -> list[Point]:
         and row["isl"] >= 512
         and 8192 <= row["batch_size"] * row["isl"] <= 65_536
     ]
+
+
+def _compressed_prompts(tables: Tables) -> list[Point]:
+    """Return whole attention layers of DeepSeek-V4-Pro, with all heads, of both ratios."""
+
+    def predicted(m: Machine, ratio: int, batch: int, length: int) -> float:
+        tokens = batch * length
+        work = ops.prompt_attention_input_time(m, COMPRESSED[ratio], tokens)
+        return work + ops.prompt_attention_output_time(m, COMPRESSED[ratio], tokens, length / 2, batch)
+
+    return [
+        (lambda m, r=ratio, b=row["batch_size"], s=row["isl"]: predicted(m, r, b, s), row["latency"] / 1e3)
+        for kind, ratio in (("csa", 4), ("hca", 128))
+        for row in tables.rows(f"sparse_attention/vllm/0.24.0/dsv4_{kind}_context_module_perf.parquet")
+        if "DeepSeek-V4-Pro" in row["model"]
+        and (row["num_heads"], row["step"], row["gemm_type"]) == (128, 0, "fp8_block")
+        and row["isl"] >= 512
+        and 8192 <= row["batch_size"] * row["isl"] <= 65_536
+    ]
+
+
+def _streams(tables: Tables) -> list[Point]:
+    """Return both sites of a layer of DeepSeek-V4-Pro, before and after what they enclose."""
+    found: dict[int, float] = {}
+    for row in tables.rows("mhc/vllm/0.24.0/mhc_module_perf.parquet"):
+        if row["hidden_size"] == 7168:
+            found[row["num_tokens"]] = found.get(row["num_tokens"], 0.0) + row["latency"]
+    return [(lambda m, t=tokens: ops.streams_time(m, Bytes(t * STREAMS)), ms / 1e3) for tokens, ms in found.items()]
 
 
 def _states(tables: Tables) -> list[Point]:
@@ -465,7 +499,8 @@ def main() -> None:
         "sources": {
             "h100, h200, b200, gb200, b300, gb300": "PyPI aiconfigurator-core 0.12.0, Apache-2.0, (c) NVIDIA: tables "
             "of SGLang's wide-EP operators, versions 0.5.6.post2 to 0.5.12, of DeepSeek-V3's shapes; core attention in "
-            "FP8 beside BF16 of SGLang 0.5.14 and, on Hopper, vLLM 0.24.0; linear and sparse attention of vLLM 0.24.0",
+            "FP8 beside BF16 of SGLang 0.5.14 and, on Hopper, vLLM 0.24.0; linear, sparse and compressed attention and "
+            "residual streams of vLLM 0.24.0",
             "h800": "github.com/deepseek-ai/DeepEP 0297fc80 docs/legacy.md (links); github.com/deepseek-ai/FlashMLA "
             "066b5ba6 README.md (core attention); all else as its equal chip",
             "h20": "github.com/deepseek-ai/FlashMLA issue 30 (core attention); github.com/lm-sys/lm-sys.github.io "

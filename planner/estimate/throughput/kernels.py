@@ -51,6 +51,11 @@ class Kernels:
     sparse_core_share: float  # of the BF16 rate
     index_share: float
     absorbed_share: float  # of the memory's bandwidth
+    # Compressed attention of prefill, and the mixing of residual streams in both phases.
+    compressed_core_share: float  # of the BF16 rate
+    compressed_share: float  # of the memory's bandwidth, of queries and results
+    stream_fixed_us: float
+    stream_share: float  # of the memory's bandwidth
     # Low-latency dispatch and combine.
     dispatch_nvlink_fixed_us: float
     dispatch_nvlink_share: float
@@ -72,7 +77,7 @@ class Kernels:
 # Constants that are shares of the matmul rate.
 MATMULS = (
     *("expert_matmul", "prompt_matmul", "ffn_matmul", "projection", "core", "prompt_projection", "prompt_core"),
-    *("sparse_core", "index"),
+    *("sparse_core", "index", "compressed_core"),
 )
 
 

@@ -41,14 +41,15 @@ def attention_output_time(
     request share one read of its KV, unless an indexer picks different tokens for each.
     """
     kernels, tokens = machine.kernels, requests * queries
-    seen = kv_tokens if work.window is None else min(kv_tokens, work.window)
+    entries = kv_tokens / work.tokens_per_entry
+    seen = min(kv_tokens, work.local) + (entries if work.window is None else min(entries, work.window))
     readers = tokens if work.index_flops else requests
     share = kernels.core_share * (kernels.core_fp8_speedup if "tokens" in work.fp8_core else 1.0)
     matmuls = compute_time(Flops(tokens * seen * work.core_flops / share), machine.bf16)
     reading = transfer_time(Bytes(readers * seen * work.core_bytes / kernels.core_memory_share), machine.memory)
     fixed = machine.fixed(kernels.attention_fixed_us * (1 - INTO_SHARE))
     core = max(matmuls, reading) + indexer_time(
-        machine, work, tokens, kv_tokens, Bytes(requests * kv_tokens * work.index_bytes)
+        machine, work, tokens, entries, Bytes(requests * entries * work.index_bytes)
     )
     moved = Bytes((requests + tokens) * work.state_bytes)  # each request's state is read, and written for each query
     core += transfer_time(Bytes(moved / kernels.state_share), machine.memory)
@@ -82,16 +83,26 @@ def prompt_attention_output_time(
     token's queries and results are larger than its hidden state, so that writing and reading them takes time as well.
     """
     kernels = machine.kernels
-    seen = context if work.window is None else seen_in_window(context, work.window)
-    share = kernels.prompt_core_share * (kernels.prompt_core_fp8_speedup if "prompts" in work.fp8_core else 1.0)
-    share = kernels.sparse_core_share if work.absorbed_bytes else share
-    core = compute_time(Flops(tokens * seen * work.prompt_core_flops / share), machine.bf16)
-    core += transfer_time(Bytes(tokens * work.absorbed_bytes / kernels.absorbed_share), machine.memory)
+    entries = context / work.tokens_per_entry
+    seen = entries if work.window is None else seen_in_window(entries, work.window)
+    seen += seen_in_window(context, work.local) if work.local else 0
+    core_share, query_share = _prompt_shares(machine, work)
+    core = compute_time(Flops(tokens * seen * work.prompt_core_flops / core_share), machine.bf16)
+    core += transfer_time(Bytes(tokens * work.query_bytes / query_share), machine.memory)
     rate = machine.matmuls(work.kept_in)
     out = compute_time(Flops(tokens * work.out_flops / kernels.prompt_projection_share), rate)
-    scores = indexer_time(machine, work, tokens, context, Bytes(context * requests * work.index_bytes))
+    scores = indexer_time(machine, work, tokens, entries, Bytes(entries * requests * work.index_bytes))
     scan = transfer_time(Bytes(tokens * work.scan_bytes / kernels.scan_share), machine.memory)
     return Seconds(core + scores + scan + out + machine.fixed(kernels.prompt_request_us * requests))
+
+
+def streams_time(machine: Machine, num_bytes: Bytes) -> Seconds:
+    """Return the time in which a layer's residual streams are mixed, moving `num_bytes`; 0 for a single stream."""
+    if not num_bytes:
+        return Seconds(0.0)
+    kernels = machine.kernels
+    moving = transfer_time(Bytes(num_bytes / kernels.stream_share), machine.memory)
+    return Seconds(machine.fixed(kernels.stream_fixed_us) + moving)
 
 
 def seen_in_window(context: float, window: int) -> float:
@@ -243,6 +254,16 @@ def normal_exchange_time(machine: Machine, nvlink_bytes: Bytes, nic_bytes: Bytes
     )
     between = transfer_time(Bytes(nic_bytes / kernels.normal_nic_share), machine.nic) if nic_bytes else Seconds(0)
     return max(inside, between)
+
+
+def _prompt_shares(machine: Machine, work: AttentionWork) -> tuple[float, float]:
+    """Return the shares that kernels for prompts reach: core attention of the BF16 rate, queries of the bandwidth."""
+    kernels = machine.kernels
+    if work.prompt_kind == "sparse":
+        return kernels.sparse_core_share, kernels.absorbed_share
+    if work.prompt_kind == "compressed":
+        return kernels.compressed_core_share, kernels.compressed_share
+    return kernels.prompt_core_share * (kernels.prompt_core_fp8_speedup if "prompts" in work.fp8_core else 1.0), 1.0
 
 
 def _projection_time(machine: Machine, work: AttentionWork, weights: Bytes, flops: Flops, tokens: float) -> Seconds:

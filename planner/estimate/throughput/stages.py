@@ -189,9 +189,10 @@ def _mlp(setup: Setup, layer: LayerWork, rows: float) -> Seconds:
 def _decode_attention(setup: Setup, layer: LayerWork, requests: float, kv_tokens: float, queries: int) -> Spans:
     machine, between = setup.machine, setup.overheads.between_us * MICRO / NUM_PAUSES
     shared = _all_reduce(setup, requests * queries)
+    streams = _streams(setup, requests * queries)
     return {
         "attention 1": Seconds(
-            operations.attention_input_time(machine, layer.attention, requests * queries) + 2 * between
+            operations.attention_input_time(machine, layer.attention, requests * queries) + 2 * between + streams
         ),
         "attention 2": Seconds(
             operations.attention_output_time(machine, layer.attention, requests, kv_tokens, queries) + shared + between
@@ -223,11 +224,16 @@ def _prompt_attention(
     normed = Bytes(tokens / setup.unit.attention_tp * NORM_ROWS * setup.model.hidden_bytes)
     norms = operations.copy_time(machine, normed) * slower
     return {
-        "attention 1": Seconds(into * share + norms + 2 * between),
+        "attention 1": Seconds(into * share + norms + 2 * between + _streams(setup, tokens) * slower),
         "attention 2": Seconds(out * share + between),
         "gate": Seconds(norms + between),
         "sum": Seconds(norms + between),
     }
+
+
+def _streams(setup: Setup, tokens: float) -> Seconds:
+    """Return the time in which a layer's residual streams of `tokens` tokens are mixed, on every GPU of a group."""
+    return operations.streams_time(setup.machine, Bytes(tokens * setup.model.stream_bytes))
 
 
 def _all_reduce(setup: Setup, tokens: float) -> Seconds:

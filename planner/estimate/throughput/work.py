@@ -12,7 +12,7 @@ its indexer, a small attention in FP8, and reads only the tokens that the indexe
 prefill too: there a token's queries and results, 557 KB for 128 heads, are written and read around core attention.
 MiniMax-M3's indexer has the number format of the KV, and picks blocks for each KV head. Linear attention reads no KV:
 in decode each request's state is read and written, in prefill a scan takes so many operations a token whatever came
-before. Compressed attention is not modelled: `work_of` returns None for such a model.
+before. Compressed attention (DeepSeek-V4) reads a window's tokens and entries, and has several residual streams.
 
 Sources: github.com/deepseek-ai/DeepSeek-V3 9b4e9788 inference/model.py (shapes, absorption); a matmul of n weights
 takes 2 n operations a row; github.com/deepseek-ai/DeepSeek-V3.2-Exp 3b99a535 inference/model.py, class Indexer;
@@ -23,8 +23,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 from planner.estimate.throughput.dimensions import Bytes, Flops
+from planner.facts.attention.compressed import CompressedAttention
 from planner.facts.attention.grouped import GroupedAttention
 from planner.facts.attention.kind import Attention
 from planner.facts.attention.latent import LatentAttention
@@ -39,6 +41,9 @@ from planner.layout.weights import SIZES
 
 FLOPS_PER_WEIGHT = 2
 NOTHING = Bytes(0.0)
+SITES = 2  # of a layer, at which streams are mixed: before attention and before experts
+
+PromptKind = Literal["whole", "sparse", "compressed"]  # of kernels for prompts' core attention
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class AttentionWork:
     core_flops: Flops  # in decode, per query and token of its KV
     core_bytes: Bytes  # in decode, per token of KV
     prompt_core_flops: Flops  # in prefill, per query and token before it
-    window: int | None  # most tokens that core attention reads; None: all
+    window: int | None  # most tokens, or compressed entries, that core attention reads; None: all
     kept_in: Format  # of the projections' weights
     index_flops: Flops  # of the indexer, per query and token before it
     index_bytes: Bytes  # that the indexer reads, per token of KV
@@ -60,7 +65,10 @@ class AttentionWork:
     fp8_core: frozenset[Queries] = frozenset()  # queries whose core attention is computed in FP8
     state_bytes: Bytes = NOTHING  # of a request's state, in linear attention
     scan_bytes: Bytes = NOTHING  # in prefill, per token: that linear attention's kernels read and write
-    absorbed_bytes: Bytes = NOTHING  # in prefill, per token: absorbed queries and results, written and read
+    prompt_kind: PromptKind = "whole"
+    query_bytes: Bytes = NOTHING  # in sparse prefill, per token: queries and results, written and read
+    local: int = 0  # last tokens that core attention reads beside entries
+    tokens_per_entry: int = 1
 
 
 @dataclass(frozen=True)
@@ -95,16 +103,9 @@ class ModelWork:
     head_flops: Flops  # per answering token
     dispatch_bytes: int  # per token and copy
     combine_bytes: int
+    stream_bytes: Bytes = NOTHING  # per token and layer: that hyper-connections read and write
     draft: LayerWork | None = None  # the layer of an MTP module
     draft_input: FfnWork | None = None  # the MTP module's projection of a state and an embedding
-
-
-def explain_unpredictable(model: Model) -> str | None:
-    """Return the reason why a model's speed cannot be predicted, or None if it can."""
-    for attention in model.attentions:
-        if not isinstance(attention, LatentAttention | GroupedAttention | LinearAttention):
-            return "its attention reads compressed parts of the context, which is not modelled"
-    return "it has several residual streams, which are not modelled" if model.num_streams > 1 else None
 
 
 @lru_cache(maxsize=128)
@@ -116,14 +117,11 @@ def work_of(
     dense_tp: int = 1,
     fp8_core: frozenset[Queries] = frozenset(),
     least_heads: int = 1,
-) -> ModelWork | None:
+) -> ModelWork:
     """Return the work of one token in each kind of layer, for one GPU if `attention_tp` GPUs share attention heads.
 
-    Kernels of sparse attention compute prompts with `least_heads` heads of a GPU or more. Returns None if the model's
-    speed cannot be predicted.
+    Kernels of sparse attention compute prompts with `least_heads` heads of a GPU or more.
     """
-    if explain_unpredictable(model):
-        return None
     dispatch, combine = message_bytes(model.hidden_size, precision)
     part, wide = model.one_of(attention_tp), wide_bytes(precision)
 
@@ -147,6 +145,7 @@ def work_of(
         head_flops=Flops(FLOPS_PER_WEIGHT * head),
         dispatch_bytes=dispatch,
         combine_bytes=combine,
+        stream_bytes=_stream_bytes(model.num_streams, wide * model.hidden_size),
         draft=None if draft is None else work(draft),
         draft_input=None if draft is None else _draft_input(model.hidden_size, precision),
     )
@@ -174,6 +173,8 @@ def _attention_work(attention: Attention, hidden: int, formats: Formats, wide: i
         return _latent_work(attention, hidden, formats, wide, kv_bytes)
     if isinstance(attention, LinearAttention):
         return _linear_work(attention, hidden, formats)
+    if isinstance(attention, CompressedAttention):
+        return _compressed_work(attention, hidden, formats, wide)
     assert isinstance(attention, GroupedAttention)
     return _grouped_work(attention, hidden, formats, kv_bytes)
 
@@ -208,18 +209,18 @@ def _latent_work(each: LatentAttention, hidden: int, formats: Formats, wide: int
         kept_in=formats.attention,
         index_flops=Flops(scorer),
         index_bytes=Bytes(index.kv_bytes_per_token if index else 0),
-        absorbed_bytes=Bytes(2 * wide * heads * (2 * latent + each.qk_rope_head_dim) if each.is_sparse else 0),
+        prompt_kind="sparse" if each.is_sparse else "whole",
+        query_bytes=Bytes(2 * wide * heads * (2 * latent + each.qk_rope_head_dim) if each.is_sparse else 0),
     )
 
 
 def _pad_heads(work: AttentionWork, attention: Attention, least_heads: int) -> AttentionWork:
     """Return `work` with prompts' core attention of `least_heads` heads, if the attention is sparse and has fewer."""
+    if work.prompt_kind == "whole":
+        return work
     more = max(1.0, least_heads / attention.num_heads)
-    return replace(
-        work,
-        prompt_core_flops=Flops(work.prompt_core_flops * (more if work.absorbed_bytes else 1.0)),
-        absorbed_bytes=Bytes(work.absorbed_bytes * more),
-    )
+    flops, num_bytes = Flops(work.prompt_core_flops * more), Bytes(work.query_bytes * more)
+    return replace(work, prompt_core_flops=flops, query_bytes=num_bytes)
 
 
 def _grouped_work(each: GroupedAttention, hidden: int, formats: Formats, kv_bytes: int) -> AttentionWork:
@@ -269,6 +270,46 @@ def _linear_work(each: LinearAttention, hidden: int, formats: Formats) -> Attent
         state_bytes=Bytes(each.kv(1).state_bytes),
         scan_bytes=Bytes(2 * (3 * each.conv_channels + values)),
     )
+
+
+def _compressed_work(each: CompressedAttention, hidden: int, formats: Formats, wide: int) -> AttentionWork:
+    """Return the work of compressed attention in one layer; compressors' and the indexer's matmuls count as FP8.
+
+    A query reads the tokens of a window, and entries: all, or those that the indexer picks. Without entries it reads
+    the window alone.
+    """
+    heads, size, ratio, index = each.num_heads, each.head_dim, each.ratio, each.indexer
+    into = each.q_lora_rank * (hidden + heads * size) + hidden * size
+    out = each.o_lora_rank * (heads * size + each.o_groups * hidden)
+    into += (4 if index else 2) * size * hidden if ratio else 0
+    into += each.q_lora_rank * index.num_heads * index.head_dim if index else 0
+    into += hidden * (index.num_heads + 4 * index.head_dim) if index else 0
+    core = Flops(2 * FLOPS_PER_WEIGHT * heads * size)
+    return AttentionWork(
+        into_weights=Bytes(_weight_bytes(into, formats.attention)),
+        into_flops=Flops(FLOPS_PER_WEIGHT * into),
+        out_weights=Bytes(_weight_bytes(out, formats.output)),
+        out_flops=Flops(FLOPS_PER_WEIGHT * out),
+        core_flops=core,
+        core_bytes=Bytes(each.entry_bytes),
+        prompt_core_flops=core,
+        window=each.num_picked if ratio else each.window,
+        kept_in=formats.attention,
+        index_flops=Flops(FLOPS_PER_WEIGHT * index.num_heads * index.head_dim if index else 0.0),
+        index_bytes=Bytes(index.kv_bytes_per_token if index else 0.0),
+        prompt_kind="compressed",
+        query_bytes=Bytes(2 * wide * heads * 2 * size),
+        local=each.window if ratio else 0,
+        tokens_per_entry=ratio or 1,
+    )
+
+
+def _stream_bytes(streams: int, row: int) -> Bytes:
+    """Return the bytes that hyper-connections move per token and layer; none with a single stream.
+
+    At each site the streams are read and mixed to a layer's input, and read again and written with its output.
+    """
+    return Bytes(SITES * (3 * streams + 2) * row if streams > 1 else 0.0)
 
 
 def _draft_input(hidden: int, precision: Precision) -> FfnWork:

@@ -34,6 +34,7 @@ class CompressedAttention:
     window: int
     ratio: int
     indexer: Indexer | None = None
+    num_picked: int | None = None  # entries that the indexer picks for each query
 
     @property
     def num_kv_heads(self) -> int:
@@ -88,10 +89,14 @@ class CompressedAttention:
         groups = max(1, self.o_groups // num_gpus)
         return replace(self, num_heads=self.num_heads // num_gpus, o_groups=groups)
 
-    def _slot_bytes(self, slots_per_page: int) -> int:
+    @property
+    def entry_bytes(self) -> int:
+        """Return the bytes of an entry, without its page's padding and the indexer's key: 584 B."""
         plain = self.head_dim - self.rope_head_dim
-        slot = plain + 2 * self.rope_head_dim + -(-plain // SCALE_VALUES // 8) * 8
-        return -(-slots_per_page * slot // PAGE_BYTES) * PAGE_BYTES // slots_per_page
+        return plain + 2 * self.rope_head_dim + -(-plain // SCALE_VALUES // 8) * 8
+
+    def _slot_bytes(self, slots_per_page: int) -> int:
+        return -(-slots_per_page * self.entry_bytes // PAGE_BYTES) * PAGE_BYTES // slots_per_page
 
     @property
     def _num_windows(self) -> int:

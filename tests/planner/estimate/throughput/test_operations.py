@@ -16,7 +16,7 @@ from planner.estimate.throughput.machine import build_machine
 from planner.estimate.throughput.point import OperatingPoint
 from planner.estimate.throughput.predict import saturated_rate
 from planner.estimate.throughput.stages import Exchange
-from planner.estimate.throughput.work import explain_unpredictable, work_of
+from planner.estimate.throughput.work import work_of
 from planner.facts.catalog import GPUS
 from planner.facts.core_attention import least_heads
 from planner.families import MODELS
@@ -162,11 +162,42 @@ def test_vllm_fills_up_the_heads_of_sparse_attention():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_known_or_says_why_not(name):
-    """None is given a speed that nobody modelled."""
+def test_every_model_of_the_catalog_has_its_work(name):
+    """All layers are counted, and each takes operations before and after core attention."""
     model = MODELS[name]
+    layers = work_of(model, "bf16", "bf16").layers
 
-    assert (work_of(model, "bf16", "bf16") is None) == (explain_unpredictable(model) is not None)
+    assert sum(layers.values()) == len(model.layers)
+    assert all(each.attention.into_flops > 0 and each.attention.out_flops > 0 for each in layers)
+
+
+def test_compressed_attention_reads_a_window_and_entries():
+    """DeepSeek-V4-Pro: 128 tokens and at most 1,024 entries of four tokens each, or all entries of 128 tokens each.
+
+    A token and an entry take 128 heads x 4 x 512 operations and 584 bytes; two sites mix four streams of 14,336 bytes.
+    """
+    model = work_of(MODELS["deepseek-v4-pro"], "fp8_mxfp4", "fp8")
+    by_ratio = {each.attention.tokens_per_entry: each.attention for each in model.layers}
+    picked, all_entries = by_ratio[4], by_ratio[128]
+
+    assert (picked.local, picked.window, all_entries.local, all_entries.window) == (128, 1024, 128, None)
+    assert picked.core_flops == 262_144
+    assert picked.core_bytes == 584
+    assert model.stream_bytes == 2 * 14 * 14_336
+    more = [
+        operations.attention_output_time(H100, each, 256, 400_000)
+        - operations.attention_output_time(H100, each, 256, 200_000)
+        for each in (picked, all_entries)
+    ]
+    scores = operations.indexer_time(H100, picked, 256, 50_000, Bytes(256 * 50_000 * 132))
+    assert more[0] == pytest.approx(scores)  # the picked entries are the same number
+    assert more[1] > 0
+
+
+def test_a_single_stream_is_not_mixed():
+    """Only DeepSeek-V4 has several: others keep their step times to the microsecond."""
+    assert work_of(V3, "fp8", "bf16").stream_bytes == 0
+    assert operations.streams_time(H100, Bytes(0.0)) == 0
 
 
 def test_linear_attention_takes_as_long_whatever_came_before():
