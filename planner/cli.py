@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -266,8 +267,9 @@ def _require_plan_outputs(arguments: argparse.Namespace, spec: "ResolvedSpec", p
     given = [(arguments.previous, previous)] if previous else []
     files = named_files((arguments.spec, spec), *given)
     maps = [_map_file(arguments.output, phase, arguments.export) for phase in spec.phases if arguments.export]
-    for path in (arguments.output, *maps):
-        require_output(path, arguments, files)
+    require_output(arguments.output, arguments, files)
+    for path in maps:
+        require_output(path, arguments, files, form=path.suffix[1:])
 
 
 def _read_previous(path: Path, spec: "ResolvedSpec") -> tuple["Plan", tuple[str, ...]]:
@@ -312,19 +314,19 @@ def _report(arguments: argparse.Namespace) -> None:
     from planner.diff.read import read_to_show, refuse_contradictions
     from planner.diff.wording import topics
     from planner.report.page.page import plan_page
-    from planner.report.picture import draw_picture, require_pictures, require_suffix
+    from planner.report.picture import draw_picture, require_pictures
 
     picture = arguments.format if arguments.format in ("png", "svg") else None
     require_pictures(picture, arguments.chart)
+    require = partial(require_output, form=picture or "html", or_else=", or give the --format of that ending")
     if arguments.output:
-        require_suffix(arguments.output, picture)
-        require_output(arguments.output, arguments)
+        require(arguments.output, arguments)
     files = list[Path]()
 
     def check_files(named: Sequence[Path]) -> None:
         files.extend(named)
         if arguments.output:
-            require_output(arguments.output, arguments, files)
+            require(arguments.output, arguments, files)
 
     given = (arguments.given, arguments.previous)
     with show_progress(f"planning {arguments.given}"), refuse_contradictions(*given):
@@ -338,7 +340,7 @@ def _report(arguments: argparse.Namespace) -> None:
             content = plan_page(plan, before, effects, notes=() if change else notes)
     stem = "-".join(filter(None, (plan.name, arguments.chart)))
     output = arguments.output or Path(f"{stem}.{picture or 'html'}")
-    require_output(output, arguments, files)
+    require(output, arguments, files)
     write_result(output, content)
     if arguments.format == "json":
         print_json({"plan_digest": plan.digest, "file": str(output)})

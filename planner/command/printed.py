@@ -18,6 +18,7 @@ from planner.problems.finding import Finding
 from planner.problems.printable import printable, without_passwords
 
 DEVICES = Path("/dev")  # such as /dev/stdout, which is a link
+FORMATS = ("html", "png", "svg", "pdf", "json")  # endings that promise a format
 RED, GREEN, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[0m"
 
 
@@ -106,11 +107,18 @@ def show_progress(work: str) -> Iterator[Callable[[str, float], None]]:
         yield report
 
 
-def require_output(path: Path, arguments: argparse.Namespace, read: Iterable[Path] = ()) -> None:
+def require_output(
+    path: Path, arguments: argparse.Namespace, read: Iterable[Path] = (), *, form: str = "json", or_else: str = ""
+) -> None:
     """Require that a call may write to `path`, and reads no input there. Call it before computing the content.
 
-    Raises CallError for a file that `arguments` name as input, or that is in `read`, and as `require_writable`.
+    Raises CallError for an ending of another format than `form`, for a file that `arguments` name as input, or that is
+    in `read`, and as `require_writable`. `or_else` is added to the fix of a wrong ending.
     """
+    ending = path.suffix.lower().removeprefix(".")
+    if ending in FORMATS and ending != form:
+        rule, reason = f"S904 must not end in .{ending}", f"its content would be {form.upper()}"
+        raise CallError([Finding("", None, rule, reason, f"end it in .{form}{or_else}").at(str(path))])
     named = chain.from_iterable(each if isinstance(each, list) else [each] for each in vars(arguments).values())
     for other in (*named, *read):
         if isinstance(other, Path) and other is not path and _is_same_file(path, other):

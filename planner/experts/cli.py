@@ -33,10 +33,11 @@ def _experts(arguments: argparse.Namespace) -> None:
     from planner.experts.answer import answer_text, make_answer
     from planner.experts.call import read_call
     from planner.experts.experts import check_call, make_map
+    from planner.facts.map_files import FILE_TYPES
 
     job = check_call(read_call(arguments))
     if arguments.output:
-        require_output(arguments.output, arguments)
+        require_output(arguments.output, arguments, form=FILE_TYPES.get(arguments.export, "json"))
     with show_progress("balancing experts"):
         began = time.perf_counter()
         expert_map = make_map(job)

@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 from planner.plan.plan import Plan
@@ -66,16 +65,6 @@ def require_pictures(form: str | None, chart: str | None) -> None:
     elif chart is not None:
         rule, reason = "S919 must come with --format png or --format svg", "the page always has all of its charts"
         raise CallError([Finding("--chart", chart, rule, reason, "add one of them, or leave --chart out").at(call)])
-
-
-def require_suffix(path: Path, form: str | None) -> None:
-    """Raise CallError if the file's ending is that of another format than `form`; None stands for the HTML page."""
-    own, ending = f".{form or 'html'}", path.suffix.lower()
-    if ending in (".html", ".png", ".svg", ".pdf") and ending != own:
-        rule, reason = f"S904 must not end in {ending}", f"its content would be {own[1:].upper()}"
-        raise CallError(
-            [Finding("", None, rule, reason, f"end it in {own}, or give the --format of that ending").at(str(path))]
-        )
 
 
 def require_matplotlib(option: str, value: str | None, call: str) -> None:

@@ -136,10 +136,12 @@ def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
     is not installed.
     """
     _require_compatible(arguments)
+    files = named_files((arguments.spec, spec))
     if arguments.plot:
         require_plot(arguments.plot)
-    for path in filter(None, (arguments.plot, arguments.report)):
-        require_output(path, arguments, named_files((arguments.spec, spec)))
+        require_output(arguments.plot, arguments, files, form=arguments.plot.suffix[1:])
+    if arguments.report:
+        require_output(arguments.report, arguments, files, form="html")
     wrong: list[Finding] = []
     variants = read_variants(arguments.variants, wrong)
     failures = _read_option(read_failures, arguments.fail, wrong) or ()

@@ -86,3 +86,10 @@ def test_a_page_that_cannot_be_written_is_said_before_the_day_is_played(capsys):
     """S904, as for every file."""
     assert main(["simulate", str(SPECS / "deepseek-h800.yaml"), "--report", "/nowhere/day.html"]) == 1
     assert "must be a writable file" in capsys.readouterr().err
+
+
+def test_a_page_does_not_end_like_a_picture(tmp_path, capsys):
+    """S904: whoever opens it would see nothing."""
+    assert main(["simulate", str(SPECS / "deepseek-h800.yaml"), "--report", str(tmp_path / "day.png")]) == 2
+    assert "day.png: must not end in .png; its content would be HTML; end it in .html" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
