@@ -28,10 +28,17 @@ def show_published(plan: Plan, report: Report) -> Iterator[Figure]:
     if traffic is not None and (traffic.input_tokens, traffic.output_tokens) == deepseek_day.TOKENS:
         yield _nodes_in_use(plan)
         rows = [
-            (TITLES[name], " ".join(filter(None, report.value_and_range(section, name))) or "-", published)
+            (TITLES[name], _planned_value(plan, report, section, name), published)
             for (section, name), published in deepseek_day.PUBLISHED.items()
         ]
         yield Table(("figure", "planned", "published"), rows, "What else was published")
+
+
+def _planned_value(plan: Plan, report: Report, section: str, name: str) -> str:
+    """Return the plan's value of a published figure, with its range. Without a schedule all nodes are on all day."""
+    if section == "schedule" and plan.schedule is None:
+        section, name = "cluster", "nodes_used"
+    return " ".join(filter(None, report.value_and_range(section, name))) or "-"
 
 
 def _nodes_in_use(plan: Plan) -> Steps:

@@ -14,6 +14,7 @@ from planner.compiler import compile_plan
 from planner.facts.digest import pretty_json
 from planner.plan.plan import Plan, document_digest
 from planner.plan.row import Row
+from planner.report.as_run import as_run
 from planner.report.page.charts import show_kv_cache
 from planner.report.page.day import show_day
 from planner.report.page.figures import Bar, Bars, Line, Segment, Steps, Table, draw
@@ -22,6 +23,7 @@ from planner.report.page.page import plan_page
 from planner.report.page.published import show_published
 from planner.report.page.sections import sections_of
 from planner.report.report import Report, format_value
+from planner.report.rows import report_of
 from planner.report.text import plan_text
 from planner.rules.check import change_spec, check_spec
 from tests.planner.test_shipped_specs import SPECS
@@ -112,8 +114,15 @@ def test_the_page_tells_the_day_as_it_runs(shipped):
     assert "$106,752 a day at $2 per GPU-hour, $87,912 with kubernetes.controller;" in page
     assert [len(units) for _, units in always_on] == [38]
     assert min(len(units) for _, units in scheduled) == 10
+    assert show_published_nodes(unswitched) == ["278", "278"]
     assert "$106,752 a day" in both
     assert "$87,912 a day" in both
+
+
+def show_published_nodes(plan):
+    """The planned nodes, at most and on average, beside those of DeepSeek's day."""
+    _, table = show_published(as_run(plan), report_of(plan))
+    return [planned for title, planned, _ in table.rows if title.startswith("nodes")]
 
 
 @pytest.mark.parametrize(
