@@ -25,9 +25,14 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+\.md)\)")
 
 
 def build_site(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site into `folder`/html, and return the finished process. Warnings are errors."""
+    """Build the site into `folder`/html, and return the finished process. Warnings are errors.
+
+    Raises ValueError for a page that is a link, since the site would publish whatever it leads to on this machine.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     for path in _files():
+        if (ROOT / path).is_symlink():
+            raise ValueError(f"{path} must not be a link")
         (folder / "pages" / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, folder / "pages" / path)
     head, mark, tail = (ROOT / "zensical.toml").read_text().partition("[project]\n")

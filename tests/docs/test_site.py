@@ -1,10 +1,12 @@
 """The site of the documentation."""
 
 import os
+import subprocess
 from importlib.util import find_spec
 
 import pytest
 
+from tests.docs import site
 from tests.docs.rooms_table import ROOT
 from tests.docs.site import build_site, navigation
 
@@ -19,6 +21,17 @@ def test_the_navigation_has_every_page_of_docs_once():
     found = [path for path in _paths(navigation()) if path.startswith("docs/")]
 
     assert sorted(found) == sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+
+
+def test_a_link_is_not_published(tmp_path, monkeypatch):
+    """Whoever proposes a page could have the build publish a file of the machine that builds it."""
+    (tmp_path / "README.md").symlink_to("/etc/hostname")
+    for words in (["init", "-q"], ["add", "README.md"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+
+    with pytest.raises(ValueError, match=r"README\.md must not be a link"):
+        build_site(tmp_path / "site")
 
 
 @pytest.mark.slow
