@@ -136,12 +136,11 @@ def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
     is not installed.
     """
     _require_compatible(arguments)
-    files = named_files((arguments.spec, spec))
     if arguments.plot:
         require_plot(arguments.plot)
-        require_output(arguments.plot, arguments, files, form=arguments.plot.suffix[1:])
-    if arguments.report:
-        require_output(arguments.report, arguments, files, form="html")
+    for path, form in ((arguments.plot, arguments.plot and arguments.plot.suffix[1:]), (arguments.report, "html")):
+        if path:
+            require_output(path, arguments, named_files((arguments.spec, spec)), form=form)
     wrong: list[Finding] = []
     variants = read_variants(arguments.variants, wrong)
     failures = _read_option(read_failures, arguments.fail, wrong) or ()
