@@ -21,16 +21,17 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import fsum, gcd
-from typing import Any, TypeVar
+from statistics import fmean
+from typing import TypeVar
 
 from planner.diff.pods import is_same_deployment
 from planner.facts.calendar import WEEKDAYS, entry_of, offset_at, week_around
-from planner.facts.day import DAY_MINUTES, DAY_S, HOUR_MINUTES, MINUTE_S, minute_of, periods
+from planner.facts.day import DAY_MINUTES, DAY_S, MINUTE_S, minute_of, periods
 from planner.facts.quantities import first_of
 from planner.facts.terms import PHASES, Phase
 from planner.plan.plan import Plan
 from planner.schedule.stretches import Stretch, TimesOfDay, entry_starts, stretches_between
-from planner.spec.traffic import TrafficSpec
+from planner.spec.traffic import HOURS, OtherDemandSpec, TrafficSpec
 
 Value = TypeVar("Value")
 Units = frozenset[str]  # names
@@ -143,16 +144,11 @@ def cut_hours(before: Plan, after: Plan, by_former: tuple[Plan, Plan] | None = N
     for rates in (old_rates, former_rates):
         if "prefill" in rates:
             rates["prefill"] *= (1 - hits * share) / (1 - hits)  # its own cache has the rest
-    shifts, found = _clock_shifts(before, after), []
+    shifts, traffics, found = _clock_shifts(before, after), (traffic_by_clock(before, after), after.spec.traffic), []
     for day in _list_days(before, after, are_shifted=shifts != (0,)):
         was_on = [_shift_times(partial(_running_units, before), day.name, each) for each in shifts]
         on = _running_units(after, day.name, left_off=units_left_off(before, after))
-        asked = [
-            _shift_times(partial(_demand, plan.spec.traffic, share), day.name, each)
-            for plan, moves in ((before, shifts), (after, (0,)))
-            for each in moves
-            if plan.spec.traffic is not None
-        ]
+        asked = [_demand(each, share, day.name) for each in traffics if each is not None]
         starts = [start for each in (*was_on, on) for start in each.starts]
         starts += [start for each in asked for start in each.starts]
         for stretch in stretches_between(starts):
@@ -318,16 +314,16 @@ def _clock_zone(plan: Plan) -> str | None:
     return (schedule.timezone if schedule else UTC) if has_times else None
 
 
-def traffic_by_clock(before: Plan, after: Plan) -> dict[str, Any] | None:
-    """Return the `traffic` section of `before` in the hours of the new plan's clock; None without traffic.
+def traffic_by_clock(before: Plan, after: Plan) -> TrafficSpec | None:
+    """Return the traffic of `before` in the hours of the new plan's clock; None without traffic.
 
     Where there are several shifts in a year, each part of a day has the largest demand of all of them.
     """
-    written, traffic, shifts = before.written.get("traffic"), before.spec.traffic, _clock_shifts(before, after)
-    if traffic is None or shifts == (0,) or not (traffic.profile or traffic.other_days):
-        return written
-    profiles = [each for each in (traffic.profile, *(other.profile for other in traffic.other_days)) if each]
-    step = gcd(HOUR_MINUTES, *(DAY_MINUTES // len(each) for each in profiles), *shifts)
+    traffic, shifts = before.spec.traffic, _clock_shifts(before, after)
+    if traffic is None or shifts == (0,):
+        return traffic
+    profiles = [traffic.profile or [1.0] * HOURS, *(other.profile for other in traffic.other_days)]
+    step = gcd(*(DAY_MINUTES // len(each) for each in profiles), *shifts)
 
     def demand_on(day: str | None) -> TimesOfDay[float]:
         profile = traffic.profile_on(day) or [1.0]
@@ -337,16 +333,12 @@ def traffic_by_clock(before: Plan, after: Plan) -> dict[str, Any] | None:
         times = [_shift_times(demand_on, day, each) for each in shifts]
         return [max(each.at(minute) for each in times) for minute in range(0, DAY_MINUTES, step)]
 
-    usual, former = shifted(None), traffic.profile or [1.0]
-    more = fsum(usual) / len(usual) / (fsum(former) / len(former)) if len(shifts) > 1 else 1.0
+    usual, days = shifted(None), [day.names for day in _list_days(before, after, are_shifted=True) if day.names]
+    others = [OtherDemandSpec.model_construct(days=[*names], profile=shifted(names[0])) for names in days]
+    more = fmean(usual) / fmean(profiles[0])
     amounts = {name: getattr(traffic, name) for name in ("input_tokens", "output_tokens", "requests")}
-    days = (day.names for day in _list_days(before, after, are_shifted=True) if day.names)
-    return {
-        **(written or {}),
-        **{name: amount * more for name, amount in amounts.items() if amount is not None},
-        "profile": usual,
-        "other_days": [{"days": list(names), "profile": shifted(names[0])} for names in days],
-    }
+    scaled = {name: amount and amount * more for name, amount in amounts.items()}
+    return traffic.model_copy(update=scaled | {"profile": usual, "other_days": others})
 
 
 def _clock_shifts(before: Plan, after: Plan) -> tuple[int, ...]:

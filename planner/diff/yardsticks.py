@@ -130,7 +130,8 @@ def find_moved(before: Plan, after: Plan) -> Iterator[SpecField]:
 def _former_sections(former: Plan, spec: ResolvedSpec, after: Plan) -> dict[str, Any]:
     """Return the sections and fields with the former yardsticks, as they can be written into `spec`."""
     sections = {section: former.written.get(section) for section in SECTIONS}
-    sections["traffic"] = traffic_by_clock(former, after)
+    if (traffic := traffic_by_clock(former, after)) != former.spec.traffic and traffic is not None:
+        sections["traffic"] = traffic.model_dump(exclude_none=True)
     sections["slo"] = _stricter_slo(former.spec.slo, spec.written.slo)
     has_traffic = spec.written.traffic is not None or former.spec.traffic is not None
     point = (sections[POINT] or {}) | _former_requests(former, after)
