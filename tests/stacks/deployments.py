@@ -32,6 +32,7 @@ __all__ = [
     "CHECKPOINT",
     "DEMO_SPEC",
     "HOSTS",
+    "REPOSITORY",
     "Tidemill",
     "decode_samples",
     "get_json",

@@ -2,12 +2,22 @@
 
 import json
 import random
+import re
 import signal
 
 import pytest
 
 from tests.benchmarks.killed_switch import Maps, accepted, epochs, planted_kills, strike
-from tests.stacks.deployments import HOSTS, Tidemill, decode_samples, greedy_texts, held_experts, total, wait_until
+from tests.stacks.deployments import (
+    HOSTS,
+    REPOSITORY,
+    Tidemill,
+    decode_samples,
+    greedy_texts,
+    held_experts,
+    total,
+    wait_until,
+)
 from tests.stacks.fire import launch_files
 
 UNIT = "demo-decode-0"
@@ -51,6 +61,20 @@ def test_a_unit_follows_another_map_and_the_text_stays(demo, tmp_path):
         assert held_experts(rank) > held
     assert undone.stdout.startswith(f"{UNIT} is in epoch {ending['number'] + 1}; its first rank received ")
     assert greedy_texts(demo) == before
+
+
+def test_the_calls_of_the_page_about_live_maps_make_a_map(demo, tmp_path):
+    """Ranks' own loads make a map that the unit follows, by the calls that the page has for a demo on 127.0.0.1."""
+    greedy_texts(demo)
+    page, prefix = (REPOSITORY / "docs" / "live-maps.md").read_text(), demo.host.rpartition(".")[0]
+    by_hand = page.partition("## By hand")[2].replace("\\\n", "").replace("127.0.0.", f"{prefix}.")
+    calls = re.findall(r"^tidemill (experts .*)$", by_hand, re.M)
+    for call in calls:
+        done = demo.run(*(tmp_path / word if word.endswith(".json") else word for word in call.split()))
+        assert done.returncode == 0, (call, done.stderr)
+
+    assert len(calls) == 3
+    assert done.stdout.startswith(f"{UNIT} is in epoch ")
 
 
 @pytest.mark.parametrize(
