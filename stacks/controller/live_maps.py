@@ -26,7 +26,7 @@ from stacks.controller.spec import WrongDay
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
-from stacks.measured.epochs import Ending, InService, Rows, next_document
+from stacks.measured.epochs import Ending, InService, Rows, next_document, read_in_service
 from stacks.measured.limits import Limits
 from stacks.measured.samples import fetch
 
@@ -84,8 +84,7 @@ class _Unit:
 
     def map_in_service(self) -> InService:
         """Return the map on rank 0's page `/epoch`. Raises ValueError if the page cannot be read."""
-        standing = self._fetch_epoch()
-        return InService(standing["number"], standing["physical_to_logical"], standing["unit_digest"])
+        return read_in_service(self._fetch_epoch())
 
     def hand_over(self, rows: Rows) -> Ending:
         """Write the document of the next epoch, and wait until rank 0 shows that the unit is in it.

@@ -64,15 +64,22 @@ def _require_switched(folder: RunFolder, unit: str, ending: dict[str, Any]) -> N
 
 
 def _num_moe_layers(folder: RunFolder, unit: str) -> int:
-    """Return the number of MoE layers in a unit's launch file. Raises LocalError if there is no such unit."""
+    """Return the number of MoE layers in a unit's launch file.
+
+    Raises LocalError if there is no such unit, or if the file is missing or torn.
+    """
     record = folder.read()
     if record is None:
         raise _unit_error(unit, f"{folder.path} has no record of what runs", "start it: tidemill up")
     units = [each.name for each in record.units]
     if unit not in units:
         raise _unit_error(unit, f"{folder.name} has {', '.join(units)}", "name one of these")
-    launch = json.loads(read_file(folder.launch_folder / names.launch_file(unit)))
-    return len(launch["expert_map"]["physical_to_logical"])
+    path = folder.launch_folder / names.launch_file(unit)
+    try:
+        return len(json.loads(read_file(path))["expert_map"]["physical_to_logical"])
+    except (OSError, ValueError, LookupError, TypeError):
+        reason, fix = f"its launch file {path} cannot be read", "tidemill down, then tidemill up"
+        raise _unit_error(unit, reason, fix) from None
 
 
 def _read_rows(path: Path, num_moe_layers: int) -> Map:

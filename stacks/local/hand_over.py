@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from planner.facts import names
 from planner.facts.files import read_file
-from stacks.measured.epochs import InService, Rows, next_document
+from stacks.measured.epochs import InService, Rows, next_document, read_in_service
 
 __all__ = ["epoch_file", "hand_over", "map_in_service"]
 
@@ -32,8 +32,7 @@ def map_in_service(folder: Path, unit: str) -> InService:
     Raises OSError or ValueError if neither file can be read.
     """
     try:
-        document = json.loads(read_file(folder / epoch_file(unit)))
-        return InService(document["number"], document["physical_to_logical"], document["unit_digest"])
+        return read_in_service(json.loads(read_file(folder / epoch_file(unit))))
     except FileNotFoundError:
         launch = json.loads(read_file(folder / names.launch_file(unit)))
         return InService(0, launch["expert_map"]["physical_to_logical"], launch["unit_digest"])

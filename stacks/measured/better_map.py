@@ -87,6 +87,7 @@ def find_better_map(
     without limits. If there are too few rows to judge, it is the map in service. Raises ValueError if no map can keep
     the rules.
     """
+    _require_of_loads(in_service, earlier)
     _require_fit(rules, num_ranks, len(in_service[0]), len(earlier[0]))
     fewest, rows = (DEVIATIONS / limits.min_gain) ** 2, min(map(sum, (*earlier, *later))) / num_ranks
     if rows < fewest:
@@ -120,8 +121,18 @@ def _sizes(rows: Rows, num_ranks: int, rules: LiveMap) -> Sizes:
     return Sizes(len(rows[0]), num_ranks, rules.num_nodes, rules.num_groups, rules.gate)
 
 
+def _require_of_loads(rows: Rows, loads: Loads) -> None:
+    """Raise ValueError if the map `rows` is not one of the experts that the loads are of."""
+    if len(rows) != len(loads) or any(
+        len(row) != len(rows[0]) or {*row} != {*range(len(experts))} for row, experts in zip(rows, loads, strict=True)
+    ):
+        raise ValueError("its map has other layers or experts than its loads")
+
+
 def _require_fit(rules: LiveMap, num_ranks: int, num_slots: int, num_experts: int) -> None:
     """Raise ValueError if no map can keep the rules: the native search would write beyond its arrays."""
+    if num_slots % num_ranks:
+        raise ValueError(f"its map has {num_slots} slots in a layer, which {num_ranks} ranks cannot divide")
     if num_ranks % rules.num_nodes:
         raise ValueError(f"its rules are for {rules.num_nodes} nodes, among which {num_ranks} ranks cannot be divided")
     if any(len(each) != num_ranks or not {*each} <= {*range(num_ranks)} for each in rules.domains):

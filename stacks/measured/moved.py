@@ -10,6 +10,7 @@ switch. The plan promises those of the first one (`planner/estimate/switches.py`
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite, nan
 
 import urllib3
 
@@ -88,11 +89,11 @@ def _read_rank(url: str) -> tuple[float, ...]:
         page = fetch(url, timeout_s=ASK_S, max_bytes=MAX_PAGE_BYTES).decode(errors="replace")
     except urllib3.exceptions.HTTPError as error:
         raise ValueError(f"{url} does not answer: {type(error).__name__}") from None
-    found = {each.name: float(each.written) for each in read_samples(page, "expert_moves_[a-z_]+_total")}
-    try:
-        return tuple(found[f"expert_moves_{name}_total"] for name in COUNTED)
-    except KeyError:
-        raise ValueError(f"{url} counts no switches") from None
+    counted = {each.name: float(each.written) for each in read_samples(page, "expert_moves_[a-z_]+_total")}
+    found = tuple(counted.get(f"expert_moves_{name}_total", nan) for name in COUNTED)
+    if not all(map(isfinite, found)):
+        raise ValueError(f"{url} counts no switches")
+    return found
 
 
 def _ms(seconds: float | None) -> float | None:

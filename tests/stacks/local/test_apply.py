@@ -4,9 +4,13 @@ import json
 import random
 import re
 import signal
+from types import SimpleNamespace
 
 import pytest
 
+from planner.facts import names
+from stacks.local.apply_cli import _num_moe_layers
+from stacks.local.errors import LocalError
 from tests.benchmarks.killed_switch import Maps, accepted, epochs, planted_kills, strike
 from tests.stacks.deployments import (
     HOSTS,
@@ -92,6 +96,17 @@ def test_what_the_unit_cannot_follow_is_refused(demo, tmp_path, words, said):
 
     assert done.returncode != 0
     assert f"[{said}]" in done.stderr
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "null", "{}", '{"expert_map": 3}'])
+def test_a_unit_whose_launch_file_is_torn_is_named(tmp_path, content):
+    """Somebody may have edited or removed it since the unit was started."""
+    if content is not None:
+        (tmp_path / names.launch_file("u")).write_text(content)
+    record = SimpleNamespace(units=[SimpleNamespace(name="u")])
+    folder = SimpleNamespace(read=lambda: record, launch_folder=tmp_path)
+    with pytest.raises(LocalError, match="cannot be read"):
+        _num_moe_layers(folder, "u")
 
 
 def test_documents_for_something_else_are_refused_at_the_socket(demo):

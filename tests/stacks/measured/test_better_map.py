@@ -51,6 +51,20 @@ def test_a_map_keeps_the_limits(before, earlier, later, min_gain, most):
         assert gain >= min_gain - 1e-9
 
 
+def test_a_map_of_other_experts_is_refused():
+    """Whatever a rank's page says is in service, the search gets no map that its loads do not fit."""
+    loads, whole = skewed(5), [[*row] for row in IN_SERVICE]
+    wrong = [
+        whole[:-1],
+        [[10**6, *row[1:]] for row in whole],
+        [[*whole[0], 0], *whole[1:]],
+        [[0] * len(row) for row in whole],
+    ]
+    for rows in (*wrong, [], [[*row, 0] for row in whole]):
+        with pytest.raises(ValueError, match="its map has"):
+            find_better_map(loads, loads, rows, RANKS, RULES, limits(0.05, 10**6))
+
+
 @given(before=loads, earlier=loads, later=loads)
 @settings(max_examples=10)
 def test_the_same_loads_give_the_same_map(before, earlier, later):
