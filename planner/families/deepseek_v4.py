@@ -64,6 +64,13 @@ class DeepseekV4Shapes(Shapes):
         hashed = zip(super().layers(), self._hashed(), strict=True)
         return tuple(replace(layer, ffn=replace(self.experts(), is_hashed=each)) for layer, each in hashed)
 
+    def draft_layer(self) -> Layer | None:
+        """Return the layer of an MTP module, which reads a window alone; None if there is no module.
+
+        Source: sglang 0.5.23 models/deepseek_v4_nextn.py, COMPRESS_RATIO_NEXTN_LAYER.
+        """
+        return Layer(self._attention(0), self.experts()) if self.num_nextn_predict_layers else None
+
     @property
     def num_streams(self) -> int:
         """Return the number of residual streams."""
@@ -71,7 +78,19 @@ class DeepseekV4Shapes(Shapes):
 
     def attention(self, index: int) -> CompressedAttention:
         """Return the attention of layer `index`."""
-        ratio = self._ratios()[index]
+        return self._attention(self._ratios()[index])
+
+    def experts(self) -> Experts:
+        """Return the experts of one layer."""
+        return Experts(
+            num_routed=self.n_routed_experts,
+            num_per_token=self.num_experts_per_tok,
+            intermediate_size=self.moe_intermediate_size,
+            num_shared=self.n_shared_experts,
+            shared_intermediate_size=self.moe_intermediate_size,
+        )
+
+    def _attention(self, ratio: int) -> CompressedAttention:
         is_indexed = ratio == INDEXED_RATIO
         return CompressedAttention(
             num_heads=self.num_attention_heads,
@@ -84,16 +103,6 @@ class DeepseekV4Shapes(Shapes):
             ratio=ratio,
             indexer=Indexer(self.index_n_heads, self.index_head_dim) if is_indexed else None,
             num_picked=self.index_topk if is_indexed else None,
-        )
-
-    def experts(self) -> Experts:
-        """Return the experts of one layer."""
-        return Experts(
-            num_routed=self.n_routed_experts,
-            num_per_token=self.num_experts_per_tok,
-            intermediate_size=self.moe_intermediate_size,
-            num_shared=self.n_shared_experts,
-            shared_intermediate_size=self.moe_intermediate_size,
         )
 
     def _ratios(self) -> list[int]:

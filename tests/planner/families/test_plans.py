@@ -160,3 +160,12 @@ def test_kv_that_makers_say_is_fp8_is_not_planned_in_bf16_unsaid(tmp_path, engin
     for each in found:
         assert "the checkpoint's hf_quant_config.json says FP8 for KV" in each.rule
         assert each.fix.changes == ({"prefill.kv_precision": "fp8", "decode.kv_precision": "fp8"},)
+
+
+def test_deepseek_v4_drafts_with_a_layer_of_windowed_attention():
+    """Its MTP module has experts as other layers have, and reads the last tokens alone."""
+    layer = MODELS["deepseek-v4-pro"].draft_layer
+
+    assert layer.attention.ratio == 0
+    assert layer.attention.indexer is None
+    assert layer.ffn.num_routed == 384
