@@ -88,12 +88,12 @@ def prompt_attention_output_time(
     seen += seen_in_window(context, work.local) if work.local else 0
     core_share, query_share = _prompt_shares(machine, work)
     core = compute_time(Flops(tokens * seen * work.prompt_core_flops / core_share), machine.bf16)
-    core += transfer_time(Bytes(tokens * work.query_bytes / query_share), machine.memory)
+    queries = transfer_time(Bytes(tokens * work.query_bytes / query_share), machine.memory)
     rate = machine.matmuls(work.kept_in)
     out = compute_time(Flops(tokens * work.out_flops / kernels.prompt_projection_share), rate)
     scores = indexer_time(machine, work, tokens, entries, Bytes(entries * requests * work.index_bytes))
     scan = transfer_time(Bytes(tokens * work.scan_bytes / kernels.scan_share), machine.memory)
-    return Seconds(core + scores + scan + out + machine.fixed(kernels.prompt_request_us * requests))
+    return Seconds(core + queries + scores + scan + out + machine.fixed(kernels.prompt_request_us * requests))
 
 
 def streams_time(machine: Machine, num_bytes: Bytes) -> Seconds:

@@ -43,7 +43,8 @@ def test_medians_are_no_worse_than_promised(board):
     assert groups["h20", "deepseek-r1", "decode"].median_error < 0.10
     assert groups["h200", "deepseek-v3", "decode"].median_error < 0.10
     assert groups["h200", "deepseek-r1", "mixed"].median_error < 0.10
-    assert groups["b300", "glm-5.2", "prefill"].median_error < 0.25
+    assert groups["b300", "glm-5.2", "prefill"].median_error < 0.08
+    assert groups["gb300", "deepseek-v3.2", "prefill"].median_error < 0.30
 
 
 # Memory that is missed, with the reason: DeepSeek-V4's in `remark`, and what versions did that nobody should run.
