@@ -107,7 +107,8 @@ class _UnitDay:
         self._measured, self._counts = MeasuredLoads(written.every_s), np.zeros(np.shape(self.loads))
         self._decisions = self._switches = self._num_bytes = 0
         self._sums = np.zeros(3)  # of rows, and of rows times the balance with the plan's map and with the present one
-        self._balances: tuple[object, object, float, float] = (None, None, 1.0, 1.0)  # of a window and a map
+        self._judged: tuple[Window | None, InService | None] = None, None  # what the balances are of
+        self._balances = 1.0, 1.0
 
     def play(self, minute: int, window: Window, rows: float | None) -> None:
         """Play a minute in which the unit computes `rows` of each layer; None if it is off."""
@@ -159,11 +160,11 @@ class _UnitDay:
 
     def _balance(self, window: Window) -> tuple[float, float]:
         """Return the balances of a window with the plan's map and with the present one."""
-        if (self._balances[0], self._balances[1]) != (id(window), id(self._now)):
-            loads = tuple(map(tuple, window.tolist()))
-            found = (mean_balance(loads, each.rows, self._num_ranks, self._rules) for each in (self._first, self._now))
-            self._balances = (id(window), id(self._now), *found)
-        return self._balances[2:]
+        if self._judged[0] is not window or self._judged[1] is not self._now:
+            loads, maps = tuple(map(tuple, window.tolist())), (self._first, self._now)
+            planned, live = (mean_balance(loads, each.rows, self._num_ranks, self._rules) for each in maps)
+            self._judged, self._balances = (window, self._now), (planned, live)
+        return self._balances
 
 
 def _longest_on(serving: Sequence[frozenset[str]]) -> tuple[str, list[bool]]:

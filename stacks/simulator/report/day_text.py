@@ -116,10 +116,10 @@ def _column_notes(column: DayColumn) -> Iterator[str]:
     for failure in column.day.idle_failures:
         yield f"{failure.node} is a spare: its failure stops no unit, and from {hh_mm(failure.minute)} it is no spare."
     for levels in column.day.maps.values():
-        expected, most = levels["mid"], levels["low"]
+        maps, drifting = levels["mid"], levels["low"]
         yield (
-            f"expert_load.live, {expected.unit}, which is on for {expected.hours:.4g} h: {_describe_maps(expected)}. "
-            f"With the most drift that the plan allows for: {_describe_maps(most)}. {DRIFT_NOTE}"
+            f"expert_load.live, {maps.unit}, which is on for {maps.hours:.4g} h: {_describe_maps(maps)}. "
+            f"With the most drift that the plan allows for: {_describe_maps(drifting)}. {DRIFT_NOTE}"
         )
 
 
