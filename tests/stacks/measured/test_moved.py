@@ -38,12 +38,16 @@ def test_a_switch_is_told_beside_its_promise(promised, said):
 
 
 def test_a_rank_that_counts_no_switches_is_named():
-    """A page without these metrics is no unit's that can switch, and a dead rank is not taken for one that is at 0."""
+    """A page without these metrics, or with counts that are no numbers, is no unit's that can switch, and a dead rank
+    is not taken for one that is at 0."""
+    counts = "".join(f"tidemill_expert_moves_{name}_total +Inf\n" for name in ("bytes", "seconds", "stall_seconds"))
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
             self.end_headers()
+            if "infinite" in self.path:
+                self.wfile.write(counts.encode())
 
         def log_message(self, *_):
             pass
@@ -54,6 +58,7 @@ def test_a_rank_that_counts_no_switches_is_named():
         read_totals([url])
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), Page) as server:
         threading.Thread(target=server.serve_forever).start()
-        with pytest.raises(ValueError, match="counts no switches"):
-            read_totals([url])
+        for page in (url, f"{url}/infinite"):
+            with pytest.raises(ValueError, match="counts no switches"):
+                read_totals([page])
         server.shutdown()
