@@ -319,7 +319,10 @@ def _verdict_times(hours: Sequence[Hour], verdicts: Sequence[Verdict]) -> dict[V
 
 
 def _missed_share(way: _Way, steps: Sequence[_Step]) -> float | None:
-    """Return the largest share of a phase's demand that is missed in these hours; None if a demand is unknown."""
+    """Return the largest share of any phase's demand that is missed if the change is carried out by `way` at `steps`.
+
+    Return None if a demand is unknown.
+    """
     missed = [
         step.hour.loads[phase].missed_during(_min_serving(way, step, phase)) for step in steps for phase in step.on
     ]

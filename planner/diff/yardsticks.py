@@ -128,7 +128,11 @@ def find_moved(before: Plan, after: Plan) -> Iterator[SpecField]:
 
 
 def _former_sections(former: Plan, spec: ResolvedSpec, after: Plan) -> dict[str, Any]:
-    """Return the sections and fields with the former yardsticks, as they can be written into `spec`."""
+    """Return what to write into `spec` so that its plan is judged by what was asked of the `former` plan.
+
+    That is the former traffic, prices and operating point, and the stricter promise of each latency. `after`, the new
+    plan, gives what the former spec left open.
+    """
     sections = {section: former.written.get(section) for section in SECTIONS}
     if (traffic := traffic_by_clock(former, after)) != former.spec.traffic and traffic is not None:
         sections["traffic"] = traffic.model_dump(exclude_none=True)

@@ -50,7 +50,10 @@ def epoch_arguments(plan: Plan, unit: Unit) -> tuple[str, ...]:
 
 
 def _nic_queue_variables(document: LaunchDocument) -> dict[str, str]:
-    """Return the variable for the size of NIC queues in a decode step; empty for phases with normal kernels."""
+    """Return the variable that makes NIC queues large enough for a decode step.
+
+    Return nothing where no step uses low-latency kernels between ranks, or where the default is enough.
+    """
     if document["device"] != "cuda" or document["phase"] != "decode" or len(document["ranks"]) == 1:
         return {}
     return queue_variables(document["limits"]["max_requests"])

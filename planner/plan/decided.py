@@ -25,7 +25,7 @@ def decided_sections(candidate: Candidate, choice: Choice) -> dict[str, Any]:
     """Return every decided section of the plan except its digests. `candidate` must hold the chosen spec."""
     spec, refusals = candidate.resolved, candidate.refusals
     sources, phase_gpus = _sources(candidate), candidate.phase_gpus
-    running = rebuilt_sections(_kept_facts(candidate, _fill_defaults(spec, choice.decisions)))
+    running = rebuilt_sections(_kept_facts(candidate, _settle_data(spec, choice.decisions)))
     whys = {unit.name: unit.why for unit in candidate.units}
     return running | {
         "units": tuple(replace(unit, why=whys[unit.name]) for unit in running["units"]),
@@ -103,7 +103,10 @@ def _sources(candidate: Candidate) -> dict[str, str]:
     return {"model": spec.model.source} | figures | parts
 
 
-def _fill_defaults(spec: ResolvedSpec, decisions: Iterable[Decision]) -> dict[str, Any]:
-    """Return the spec's data with defaults written out, and without options that served only to decide an `auto`."""
+def _settle_data(spec: ResolvedSpec, decisions: Iterable[Decision]) -> dict[str, Any]:
+    """Return the spec's data with each default in `decisions` written out.
+
+    Options that served only to decide an `auto` go back to their defaults.
+    """
     defaults = {each.path: each.value for each in decisions if each.why == DEFAULT}
     return reset_spent_options(apply_change(spec.document.data, defaults), spec.document.autos)

@@ -78,7 +78,8 @@ def closest_choice(word: Any, choices: Sequence[str]) -> str | None:
 def is_misspelling(word: Any, choice: str) -> bool:
     """Return whether `word` is certainly a misspelling of `choice`.
 
-    A misspelling has the same digits and as many words, each spelt nearly the same. A name with another number of
+    Case and separators do not count: `minunits` is `min_units`. Besides, a misspelling has the same digits and as many
+    words, each spelt nearly the same. A name with another number of
     words, or a different word, is another name: `min_units` is not `units`, and `min_nodes` is not `max_nodes`.
     """
     if fold_spelling(str(word)) == fold_spelling(choice):

@@ -79,7 +79,7 @@ def smaller_limits(spec: ResolvedSpec) -> Iterator[Series]:
         fewer = range(section.redundant_experts - section.ep_size, -1, -section.ep_size)
         yield ({f"{phase}.redundant_experts": redundant} for redundant in fewer)
         for limit in LIMITS[phase]:
-            yield _smaller_values(spec, [phase], limit, _point_requirement(spec, phase, limit))
+            yield _smaller_values(spec, [phase], limit, _least_for_point(spec, phase, limit))
     yield _smaller_values(spec, spec.phases, "max_request_tokens")
 
 
@@ -236,7 +236,7 @@ def _smaller_values(spec: ResolvedSpec, phases: Sequence[Phase], name: str, aske
     return NumberSeries(tuple(f"{phase}.{name}" for phase in phases), range(value - 1, max(asked, least) - 1, -1))
 
 
-def _point_requirement(spec: ResolvedSpec, phase: Phase, limit: str) -> int:
-    """Return the least value of `limit` with which the written operating point is allowed; 1 without a point."""
+def _least_for_point(spec: ResolvedSpec, phase: Phase, limit: str) -> int:
+    """Return how low the field `limit` may go before the written operating point exceeds it; 1 without a point."""
     asked = getattr(getattr(spec.written.operating_point, phase), POINT_FIELDS[limit], None)
     return asked if isinstance(asked, int) else 1

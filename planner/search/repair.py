@@ -285,7 +285,7 @@ class _Search:
         return {path: size for path, size in paths.items() if path in spec.document.autos}
 
     def _decide_again(self, change: Change) -> Candidate | None:
-        """Return the original spec with `change` as a candidate, in which every `auto` is decided anew.
+        """Apply `change` to the original spec, decide every `auto` anew, and return the candidate.
 
         Return None if an `auto` cannot be decided.
         """

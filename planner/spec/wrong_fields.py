@@ -157,7 +157,7 @@ def _bound_in_words(kind: str, limits: Mapping[str, Any]) -> str:
 def _out_of_bounds(path: str, value: Any, limits: Mapping[str, Any]) -> tuple[str, str]:
     """Return (reason, the nearest bound in words) for a value out of bounds.
 
-    The bound is no change of the spec: the user may have meant another unit.
+    The bound is offered in words only, never as a change that a program applies: the user may have meant another unit.
     """
     if isinstance(value, str | list) and "bound" not in limits:
         return f"it has {len(value):,}", "shorten it" if "max_length" in limits else example_at(path)

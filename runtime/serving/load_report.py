@@ -1,4 +1,4 @@
-"""The report of a rank's load, sent to the gateways when the load has changed.
+"""The report of a rank's load, sent to the gateways when the load has changed: `worker/worker.py` asks each LOAD_S.
 
 A gateway counts the requests that it sent to a rank (`gateway/ranks/ledger.py`). The report adds what it cannot know:
 how much of a long prompt is computed, and what other gateways sent.

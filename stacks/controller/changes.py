@@ -216,9 +216,10 @@ def _find_staying(change: ChangeRecord, decision: Decision) -> list[str]:
 
 
 def _promise(change: ChangeRecord, situation: Situation, decision: Decision, spec: Mapping[str, Any]) -> ChangeRecord:
-    """Return the change with the promise that `tidemill diff` would give in the present state of the day.
+    """Return the change with what `tidemill diff` would promise now: the least share of each phase, and the seconds.
 
-    It promises no time if a phase that may not lack a unit has no stand-in: nobody knows when there will be room.
+    The seconds are None if the deployment does not say how long a start or a turn takes. They are None, too, if units
+    restart only while a stand-in is on and a phase has none: nobody knows when there will be room.
     """
     units = [unit for unit in situation.units if (unit.name, "restarted") in _fates(change)]
     in_turn = Counter(unit.phase for unit in units if unit not in find_awaited(unit, situation.units))

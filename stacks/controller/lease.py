@@ -56,7 +56,10 @@ class Lease:
             self._write(api, live, "", now)
 
     def _is_held_by_another(self, spec: Manifest, now: float) -> bool:
-        """Return whether another controller still holds the lease. If the clock was set back, its time counts anew."""
+        """Return whether another controller still holds the lease, and remember since when it has not changed.
+
+        If the clock was set back, its time counts anew.
+        """
         if spec != self._last_spec or now < self._unchanged_since:
             self._last_spec, self._unchanged_since = spec, now
         return spec.get("holderIdentity") not in (None, "", self.holder) and now < self._unchanged_since + LASTS_S

@@ -248,7 +248,7 @@ def _are_recorded(deployment: Manifest, units: Sequence[LiveUnit]) -> bool:
 
 
 def _outdated_since(deployment: Manifest, now: float) -> float:
-    """Return the time since when units are outdated, by the deployment's status; `now` if it has none."""
+    """Return when units became outdated, as the deployment's status says; `now` if the status says nothing of it."""
     current = find_condition(deployment, CURRENT)
     since = parse_instant(current["lastTransitionTime"]) if current.get("status") == "False" else None
     return now if since is None else since

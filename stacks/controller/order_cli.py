@@ -166,7 +166,10 @@ def _state(written: str | None, steps: Sequence[dict[str, Any]]) -> dict[str, st
 
 
 def _read_end(written: str, now: float) -> float | None:
-    """Return the instant that a time, or a duration from `now`, names; None if it is neither or too far for Python."""
+    """Return the instant that a time, or a duration from `now`, names.
+
+    Return None if it is neither, has no time zone, or is beyond Python's dates.
+    """
     seconds = read_seconds(written)
     try:
         if seconds is not None:

@@ -28,9 +28,9 @@ from planner.plan.plan import Plan
 from planner.plan.user_input import read_spec
 from planner.problems.errors import CallError, InfeasibleError, OutputError, SpecError
 from planner.report.columns import numeric_order
+from stacks.gitops.argument_errors import argument_error, link_error
 from stacks.gitops.gate import CHECK, Condition, find_objections, gather_evidence
 from stacks.gitops.kustomized import Builders, differing_additions, disallowed_fields, lost_builders, read_builders
-from stacks.gitops.refusals import argument_error, link_error
 from stacks.gitops.report import Report
 from stacks.gitops.tree import list_files
 

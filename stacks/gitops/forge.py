@@ -25,8 +25,8 @@ from urllib.parse import quote, urlencode, urlsplit
 from planner.problems.errors import CallError, TidemillError
 from planner.problems.finding import Finding
 from planner.problems.printable import without_passwords
+from stacks.gitops.argument_errors import PROPOSE, argument_error
 from stacks.gitops.patience import TOO_SLOW, TRY_LATER, Patience
-from stacks.gitops.refusals import PROPOSE, argument_error
 
 __all__ = [
     "FORGES",

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.problems.errors import CallError
+from stacks.gitops.argument_errors import PROPOSE, argument_error
 from stacks.gitops.forge import Repository
 from stacks.gitops.git_process import GitError, run_git
-from stacks.gitops.refusals import PROPOSE, argument_error
 
 __all__ = [
     "Checkout",

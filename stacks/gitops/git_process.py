@@ -21,9 +21,9 @@ from pathlib import Path
 
 from planner.problems.errors import TidemillError
 from planner.problems.finding import Finding
+from stacks.gitops.argument_errors import PROPOSE
 from stacks.gitops.forge import TOKEN, TOKEN_USER, Repository
 from stacks.gitops.patience import TOO_SLOW, TRY_LATER
-from stacks.gitops.refusals import PROPOSE
 
 __all__ = ["GitError", "run_git"]
 

@@ -28,8 +28,8 @@ from planner.problems.finding import Finding
 from planner.spec.kubernetes import KubernetesSpec
 from planner.spec.resolved import ResolvedSpec
 from stacks.controller.cli import DEFINITION
+from stacks.gitops.argument_errors import INIT, argument_error, link_error, no_loads_file_error
 from stacks.gitops.comment import MAX_BYTES, MAX_COMMENT
-from stacks.gitops.refusals import INIT, argument_error, link_error, no_loads_file_error
 from stacks.gitops.worth import PAYBACK_HOURS
 
 __all__ = [
@@ -202,7 +202,7 @@ def _release_text(kubernetes: KubernetesSpec) -> str:
 
 
 def overlay_namespace(environment: Environment, namespace: str) -> str:
-    """Return the namespace for an environment's new overlay: the spec's own `namespace` (shortened) and the name."""
+    """Return the namespace of an environment's new overlay: `NAMESPACE-NAME`, the first part cut to 30 letters."""
     return f"{namespace[:30]}-{environment.name}"
 
 

@@ -37,6 +37,7 @@ from planner.problems.finding import Finding
 from planner.problems.printable import printable, without_passwords
 from planner.spec.resolved import ResolvedSpec
 from planner.spec.yaml import read_content
+from stacks.gitops.argument_errors import PROPOSE, argument_error, link_error, loads_error, no_loads_file_error
 from stacks.gitops.check import Call as Paths
 from stacks.gitops.check import read_baseline
 from stacks.gitops.forge import (
@@ -70,7 +71,6 @@ from stacks.gitops.git import (
     require_unchanged,
     require_within,
 )
-from stacks.gitops.refusals import PROPOSE, argument_error, link_error, loads_error, no_loads_file_error
 from stacks.gitops.worth import PAYBACK_HOURS, Worth, weigh_maps
 
 __all__ = [

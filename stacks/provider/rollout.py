@@ -72,9 +72,10 @@ class Rollout:
 
 
 def rolled_phase(old: Manifests, new: Manifests) -> str | None:
-    """Return the phase of a unit (or `gateway`) that has to be updated alone in its phase.
+    """Return the phase (or `gateway`) in which this update waits its turn, since its units restart one at a time.
 
-    None if the change does not restart the unit, or if the phase's units must all change at once.
+    Return None if nothing restarts now: the unit is new or leaves, or the controller withholds its template. Return
+    None, too, if nodes or the KV format change: then the phase's units change at once.
     """
     if not old or not new:
         return None

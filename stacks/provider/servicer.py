@@ -195,8 +195,8 @@ class Servicer(provider_pb2_grpc.ResourceProviderServicer):
     def Read(self, request: provider_pb2.ReadRequest) -> provider_pb2.ReadResponse:
         """Return the manifests with live values. If all objects are gone, the answer has no id.
 
-        A list of `occupants.py` is returned as it is. Raises InitFailed if an object is not ready, and ProviderError
-        for an import.
+        A list of objects that occupy nodes (`occupants.py`) is no object itself, so it is returned as Pulumi sent it.
+        Raises InitFailed if an object is not ready, and ProviderError for an import.
         """
         if request.type in occupants.LISTS:
             # The engine takes a resource without properties for deleted.

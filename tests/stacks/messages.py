@@ -27,6 +27,7 @@ from planner.spec.pods import OverlaySpec
 from stacks.controller.cli import read_deployment
 from stacks.controller.order_cli import read_state, read_until, require_deployment, require_state_or_end
 from stacks.doctor import needs
+from stacks.gitops.argument_errors import no_loads_file_error
 from stacks.gitops.check import Call, require_call
 from stacks.gitops.comment import comment_on
 from stacks.gitops.forge import TOKEN, ForgeError, Repository, read_repository
@@ -44,7 +45,6 @@ from stacks.gitops.git_process import GitError
 from stacks.gitops.init import make_environments, require_loads, require_repository, require_safe_path, write_files
 from stacks.gitops.propose import Call as ProposeCall
 from stacks.gitops.propose import check_payback
-from stacks.gitops.refusals import no_loads_file_error
 from stacks.live.status import ask_cluster
 from stacks.local import apply_cli, deployment, find, layout, run_folder, runtime_cli, up_cli
 from stacks.local.layout import Listener

@@ -169,8 +169,8 @@ def _imbalance(
     """Return the expected max/mean loads of GPUs and nodes, averaged over layers.
 
     The sequences have one entry per layer: `hottest` the hottest GPU's load over the mean GPU's, `num_hot` the number
-    of GPUs with that load (None: one GPU), `drifts` the variance of loads by drift. That variance is spread evenly over
-    all GPUs.
+    of GPUs with that load (None: one GPU), `drifts` the variance that drifting traffic adds, summed over the layer's
+    slots: each GPU gets an equal part. `pairs_per_gpu` is the mean number of (token, expert) pairs of a GPU.
     """
     if num_gpus == 1:
         return Imbalance()

@@ -78,7 +78,7 @@ def read_adopted_epoch(content: bytes, launch: UnitLaunch) -> Standing:
 def _read_of_unit(content: bytes, launch: UnitLaunch) -> Epoch:
     """Return the epoch in a document, whatever its number.
 
-    Raises EpochError if the document is not of this unit, or is torn or changed.
+    Raises EpochError if the document is not of this unit, has no map of it, is too large, or is torn or changed.
     """
     if len(content) > MAX_DOCUMENT_BYTES:
         raise EpochError(f"the epoch has more than {MAX_DOCUMENT_BYTES} bytes, which no map needs")

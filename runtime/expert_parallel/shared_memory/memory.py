@@ -22,7 +22,7 @@ from runtime.expert_parallel.group import Group
 
 __all__ = ["common_memory"]
 
-TOKEN_BITS = 63  # fits in one integer of a message
+NONCE_BITS = 63  # fits in one integer of a message
 
 
 def common_memory(group: Group, num_bytes: int) -> Tensor | None:
@@ -32,20 +32,20 @@ def common_memory(group: Group, num_bytes: int) -> Tensor | None:
     container. No rank can if the first rank gets no such file: the system is not Linux, forbids it, or allows none of
     this size.
     """
-    token = secrets.randbits(TOKEN_BITS)
-    made = _create_file(token, num_bytes) if group.rank == 0 else -1
-    pid, descriptor, token = _broadcast(group, [os.getpid(), made, token])
-    memory = _open_memory(pid, descriptor, token, num_bytes)
+    nonce = secrets.randbits(NONCE_BITS)
+    made = _create_file(nonce, num_bytes) if group.rank == 0 else -1
+    pid, descriptor, nonce = _broadcast(group, [os.getpid(), made, nonce])
+    memory = _open_memory(pid, descriptor, nonce, num_bytes)
     is_missing = group.any(memory is None)  # afterwards the first rank knows that all have opened it
     if made >= 0:
         os.close(made)
     return None if is_missing else memory
 
 
-def _create_file(token: int, num_bytes: int) -> int:
-    """Return a descriptor of a new file in memory, or -1 if the system gives none."""
+def _create_file(nonce: int, num_bytes: int) -> int:
+    """Return a descriptor of a new file in memory, whose name has the group's `nonce`; -1 if the system gives none."""
     try:
-        made = os.memfd_create(_unique_name(token))
+        made = os.memfd_create(_unique_name(nonce))
     except (AttributeError, OSError):  # not Linux, or forbidden here
         return -1
     try:
@@ -56,9 +56,9 @@ def _create_file(token: int, num_bytes: int) -> int:
     return made
 
 
-def _unique_name(token: int) -> str:
+def _unique_name(nonce: int) -> str:
     """Return a unique name, even among processes with the same number on other machines."""
-    return f"tidemill-{token:016x}"
+    return f"tidemill-{nonce:016x}"
 
 
 def _broadcast(group: Group, values: list[int]) -> list[int]:
@@ -68,12 +68,12 @@ def _broadcast(group: Group, values: list[int]) -> list[int]:
     return gathered[0]
 
 
-def _open_memory(pid: int, descriptor: int, token: int, num_bytes: int) -> Tensor | None:
+def _open_memory(pid: int, descriptor: int, nonce: int, num_bytes: int) -> Tensor | None:
     """Return the file's memory; None if this rank cannot open it, or finds another file there."""
     with suppress(OSError):
         mine = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            if os.readlink(f"/proc/self/fd/{mine}").startswith(f"/memfd:{_unique_name(token)}"):
+            if os.readlink(f"/proc/self/fd/{mine}").startswith(f"/memfd:{_unique_name(nonce)}"):
                 with torch.inference_mode(False):  # the memory outlives the step that makes it
                     return torch.frombuffer(mmap.mmap(mine, num_bytes), dtype=torch.uint8)
         finally:

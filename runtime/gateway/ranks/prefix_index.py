@@ -184,7 +184,8 @@ class PrefixIndex:
     def _choose_ways(self, place: int, buckets: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return for each bucket the way (the place in it) for its next hash.
 
-        A free way is taken if there is one. Otherwise it is the way whose hash is given up.
+        A free way is taken if there is one. Otherwise it is the least recently used of the stale ways and of those of
+        the tenant that has most ways in the bucket.
         """
         used_BW = self._used_RBW[place, buckets]
         is_stale_BW = used_BW <= max(self._last_time - FRESH_NS, 0)  # a free way was never used

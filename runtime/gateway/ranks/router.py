@@ -144,7 +144,11 @@ def choose_ranks(
 def choose_embedding_rank(
     ranks: Sequence[RankLoad], size: RequestSize, turn: int, policy: Policy = Policy.BALANCED
 ) -> RankLoad | None:
-    """Return the rank for a prompt to embed; None if a phase has no ready unit."""
+    """Return the rank that computes a prompt to embed: a prefill rank or a mixed one.
+
+    Return None if prefill or decode has no ready unit, although an embedding needs no decode: an incomplete deployment
+    answers nothing.
+    """
     first, _ = _split_by_role(ranks)
     return pick(first, size, turn, policy) if first else None
 

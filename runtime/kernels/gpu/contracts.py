@@ -211,7 +211,9 @@ def _check_result(kernel: str, out: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_row_scales(kernel: str, scales: Tensor, shape: tuple[int, ...]) -> None:
-    """Require row scales of `shape`, in FP32, by rows or by aligned columns: other strides would cost a slow copy.
+    """Require FP32 row scales of `shape`, row-major, or column-major with columns aligned for TMA.
+
+    Other strides would cost a slow copy.
 
     Source: csrc/apis/layout.hpp, transform_sf_into_required_layout, with (1, 128).
     """

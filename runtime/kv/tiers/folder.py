@@ -86,7 +86,10 @@ class BlockFolder:
             _note_use(file)
 
     def publish(self, tenant: bytes, block_hash: bytes, parts: Sequence[bytes | memoryview]) -> bool:
-        """Write a block's file. Return False if it exists already."""
+        """Write a block's file. Return False if it exists already.
+
+        A file system without nameless files replaces it and returns True.
+        """
         try:
             return self._publish(tenant, block_hash, parts)
         except (FileNotFoundError, BlockingIOError):  # the janitor took an empty folder, or a file just before its lock
