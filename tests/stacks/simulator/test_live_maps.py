@@ -59,6 +59,7 @@ def test_a_unit_that_starts_again_gets_its_former_map(small_spec):
     spec = yaml.safe_load(small_spec.read_text()) | {"expert_load": {"live": LIVE | {"every": "12h"}}}
     del spec["mixed"]["units"]
     spec["schedule"] = {"windows": [{"at": "13:00", "mixed_units": 2}, {"at": "12:00", "mixed_units": 0}]}
+    spec["kubernetes"] = {"controller": {}}
     path = small_spec.with_name("windows.yaml")
     path.write_text(yaml.safe_dump(spec))
     found = simulate_day(run_passes(check_spec(path))).maps["mixed"]["low"]
