@@ -197,13 +197,14 @@ class DiskTier:
         """Remove a cut, damaged or foreign file, so that the block can be written again.
 
         The usage of the folder falls by the file's present size, which the janitor counts too: a cut file is smaller
-        than it was when it was written. A file that cannot be removed stays, and will be found again.
+        than it was when it was written. It falls by no more than a block takes, for nobody has counted a file that was
+        put here. A file that cannot be removed stays, and will be found again.
         """
         try:
             with self._readers.operation():
                 num_bytes = self._folder.remove(tenant, block_hash)
                 if num_bytes is not None:
-                    self._usage.change(-self._bound.charge(num_bytes))
+                    self._usage.change(-min(self._bound.charge(num_bytes), self._charge))
         except OSError:
             return  # it is found again
 

@@ -15,7 +15,11 @@ walk may be counted twice until the next.
 Which blocks go: those that nobody used for a day, the oldest first, whoever owns them: a model's that was replaced, a
 tenant's who left. If that is not enough, the oldest of whoever owns most, until owners who have more than the others
 have equally much. So nobody can fill the folder with his own and drive out the others'. Age is the time that reading
-renews (`folder.py`), so this is LRU to within half a minute.
+renews (`folder.py`), so this is LRU to within half a minute. A time before 1970 or of the day after tomorrow is not one
+that reading gave: such a block counts as the oldest.
+
+A walk also removes what has a name of ours and cannot be ours, since no block can be written there: a link, which it
+never follows, a socket, a folder where a block belongs, a file larger than any block. Other names stay.
 
 Worked example: of 100 GB, A has 64, B 30 and C 5. To come from 99 down to 95, A is left with 60, B with 30, C with 5.
 
@@ -26,6 +30,8 @@ clean up at a time and sums get lost, so more goes than must, or less until the 
 import errno
 import fcntl
 import os
+import shutil
+import stat
 import time
 from array import array
 from collections.abc import Iterator
@@ -45,6 +51,7 @@ COUNT_AGAIN_S = 3_600.0  # assumed
 TELL_EVERY = 64  # removals between updates, so that a killed janitor leaves `usage` nearly right
 LOCK_WAIT_S, LOCK_TRY_S = 1.0, 0.001  # the lock on `usage` is held for one addition
 USED_BYTES, MOST_USED = 8, 2**62
+LARGEST_FILE = 2**30  # assumed: a block of DeepSeek-V3 has 4.5 MB
 
 Owner = tuple[str, str]  # block_digest, tenant
 Ages = tuple[NDArray[np.int64], NDArray[np.int64]]  # times of use and charges of one owner's blocks, oldest first
@@ -142,7 +149,7 @@ class Janitor:
         owners: dict[Owner, _Owned] = {}
         for owner, _, _, found in _walk_files(root):
             owned = owners.setdefault(owner, _Owned())
-            owned.used_ns.append(found.st_mtime_ns)
+            owned.used_ns.append(_used_ns(found))
             owned.charges.append(self._bound.charge(found.st_size))
         if used_before is not None:
             self._usage.change(sum(sum(owned.charges) for owned in owners.values()) - used_before)
@@ -165,7 +172,7 @@ class Janitor:
         num_removed = untold = 0
         failure = None
         for owner, folder, name, found in _walk_files(root, set(until_ns)):
-            if found.st_mtime_ns > until_ns[owner]:
+            if _used_ns(found) > until_ns[owner]:
                 continue
             try:
                 os.unlink(name, dir_fd=folder)
@@ -260,12 +267,16 @@ def _walk_files(root: int, only: set[Owner] | None = None) -> Iterator[tuple[Own
 def _files_in(folder: int) -> Iterator[tuple[str, os.stat_result]]:
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if is_hex(entry.name) and entry.is_file(follow_symlinks=False):
-                try:
-                    found = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # a reader removed it
-                    continue
+            if not is_hex(entry.name):
+                continue
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # a reader removed it
+                continue
+            if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST_FILE:
                 yield entry.name, found
+            else:
+                _remove_foreign(folder, entry.name)
 
 
 def _walk_folders(folder: int) -> Iterator[tuple[str, int]]:
@@ -275,12 +286,32 @@ def _walk_folders(folder: int) -> Iterator[tuple[str, int]]:
     """
     names = []
     with suppress(OSError), os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if is_hex(entry.name) and entry.is_dir(follow_symlinks=False)]
+        for entry in entries:
+            if is_hex(entry.name):
+                if entry.is_dir(follow_symlinks=False):
+                    names.append(entry.name)
+                else:
+                    _remove_foreign(folder, entry.name)
     for name in names:
         with suppress(OSError), open_below(folder, name) as deeper:
             yield name, deeper
         with suppress(OSError):
             os.rmdir(name, dir_fd=folder)
+
+
+def _remove_foreign(folder: int, name: str) -> None:
+    """Remove what has a name of ours and is not ours, a folder with all that is in it. What cannot be removed stays."""
+    with suppress(OSError, RecursionError):  # the latter from a folder a thousand levels deep
+        try:
+            os.unlink(name, dir_fd=folder)
+        except IsADirectoryError:
+            shutil.rmtree(name, dir_fd=folder)
+
+
+def _used_ns(found: os.stat_result) -> int:
+    """Return when a block was used last, in ns; 0 if its file has a time that cannot be true."""
+    latest_ns = time.time_ns() + int(UNUSED_S * 1e9)  # the clocks of nodes differ
+    return found.st_mtime_ns if 0 <= found.st_mtime_ns <= latest_ns else 0
 
 
 def _remove_partial(root: int) -> None:
@@ -293,9 +324,9 @@ def _remove_partial(root: int) -> None:
 
 
 def _is_due(lock: int) -> bool:
-    """Return whether a full count is due: the last was over `COUNT_AGAIN_S` ago by the lock file's time, or never."""
+    """Return whether a full count is due: the lock file's time is over `COUNT_AGAIN_S` from now, or there was none."""
     found = os.fstat(lock)
-    return not found.st_size or time.time() - found.st_mtime > COUNT_AGAIN_S
+    return not found.st_size or abs(time.time() - found.st_mtime) > COUNT_AGAIN_S
 
 
 @contextmanager

@@ -59,7 +59,10 @@ class Health:
 
 
 class Workers:
-    """Threads that run tasks in order. An operation on the disk that takes too long counts as a failure."""
+    """Threads that run tasks in order. An operation on the disk that takes too long counts as a failure.
+
+    So does a task that raises whatever it should have handled; its thread goes on with the next.
+    """
 
     def __init__(self, number: int, name: str, health: Health) -> None:
         self._number, self._health = number, health
@@ -103,7 +106,10 @@ class Workers:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            task()
+            try:
+                task()
+            except Exception as error:  # noqa: BLE001  a thread that ends would end its work for ever, and silently
+                self._health.record_failure(f"{type(error).__name__}: {error}", rests=True)
             del task  # and the memory that it refers to
 
     def _fail(self) -> None:

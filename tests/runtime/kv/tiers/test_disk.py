@@ -22,6 +22,7 @@ from runtime.kv.blocks import block_hashes, root_hash
 from runtime.kv.sender import as_bytes
 from runtime.kv.tiers import threads
 from runtime.kv.tiers.block_file import CUT, DAMAGED, FOREIGN, BlockForm
+from runtime.kv.tiers.janitor import Janitor
 from runtime.kv.tiers.loading import ABSENT, ERROR, LATE, NO_ROOM, OFF, QUEUE_FULL, TIER_FULL
 from runtime.protocol.counting import PAGE_TOKENS
 from tests.runtime.kv.tiers.disks import (
@@ -426,6 +427,35 @@ def test_a_tier_that_is_full_makes_room(tmp_path):
         assert tier.counters.written + tier.counters.dropped[TIER_FULL] == 200
         assert tier.counters.written - tier.counters.evicted == len(block_files(tmp_path))
         assert tier.said == []
+
+
+def test_a_janitor_that_fails_is_said_and_tried_again(tmp_path, quick, monkeypatch):
+    """Whatever goes wrong in it. Its thread would be gone for ever, and with it all room for new blocks."""
+    clean = Janitor.clean
+
+    def fail_once(self, **options):
+        monkeypatch.setattr(Janitor, "clean", clean)
+        raise OverflowError("int too big to convert")
+
+    monkeypatch.setattr(Janitor, "clean", fail_once)
+    with tier_on(tmp_path, max_bytes=20 * FORM.file_bytes) as tier:
+        wait_until(lambda: tier.said)
+        offered_until(tier, lambda: tier.counters.evicted)
+
+        assert tier.said[0] == (
+            f"prefix cache: writing to {tmp_path} fails: OverflowError: int too big to convert; "
+            "what it would have saved is computed"
+        )
+        assert tier.said[1:] in ([], [f"prefix cache: writing to {tmp_path} works again"])
+
+
+def test_a_huge_file_under_a_blocks_name_frees_no_more_than_the_block(tmp_path, tier):
+    """Nobody has counted it, so a hole of a terabyte must not let a terabyte be written."""
+    write(tier, NAMES)
+    os.truncate(file_of(tmp_path, NAMES[2]), 2**40)
+
+    assert load(tier, NAMES) == 2
+    wait_until(lambda: tier._usage.change(0) == FORM.file_bytes * (len(NAMES) - 1))
 
 
 def test_a_deadline_ends_a_loading_with_what_is_there(tmp_path, tier):

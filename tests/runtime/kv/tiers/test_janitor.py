@@ -1,7 +1,9 @@
 """The folder's bound: held, fair between tenants, and kept by one janitor at a time."""
 
 import errno
+import inspect
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -240,6 +242,112 @@ def test_empty_folders_go_and_a_strangers_file_stays(folder, tmp_path):
     assert clean(folder, bound, disk_is_full=True) == 0
     assert stranger.exists()
     assert not file_of(tmp_path, name_of(1), tenant=A).parent.parent.exists()
+
+
+@pytest.mark.parametrize("used_at", [-(10**18), -1, 253402300800, 10413792000], ids=str)
+def test_a_time_that_cannot_be_true_counts_as_the_oldest(folder, tmp_path, used_at):
+    """Whatever its file system can hold: more than 64 bits of ns, or a year that keeps the block for ever."""
+    bound = Bound(max_bytes=1000, max_files=100)
+    fill(folder, bound, *((A, n, 1000 - 10 * n) for n in range(10)))
+    os.utime(file_of(tmp_path, name_of(7), tenant=A), ns=(0, used_at * 10**9))
+
+    assert clean(folder, bound) == 1 + (used_at != 7)
+    assert {n for n in range(10) if not file_of(tmp_path, name_of(n), tenant=A).exists()} == {0, 7}
+
+
+def test_a_janitor_of_the_future_does_not_keep_others_from_counting(folder, tmp_path):
+    """The time of the last full count can be wrong as well."""
+    bound = Bound(max_bytes=2000, max_files=100)
+    fill(folder, bound, (A, 1, 0))
+    clean(folder, bound)
+    Usage(folder, bound).change(500)
+    os.utime(tmp_path / "blocks" / "janitor", (2**33, 2**33))
+
+    assert clean(folder, bound) == 0
+    assert used(folder) == 100
+
+
+def make_socket(path):
+    """A socket: nobody can open it as a file. Its name is too long for `bind`, so it is moved there."""
+    short = path.parent.parent.parent.parent.parent / "s"
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(short))
+    short.rename(path)
+
+
+def make_folder(path):
+    """A folder that is not empty, and has a link in it that leads out."""
+    (path / "deeper").mkdir(parents=True)
+    (path / "deeper" / "file").touch()
+    (path / "deeper" / "link").symlink_to(path.parents[4])
+
+
+def make_huge(path):
+    """A file whose size is more than any sum can hold beside another's."""
+    with path.open("wb") as file:
+        try:
+            file.truncate(2**63 - 1)
+        except OSError:  # where a file system has a smaller bound
+            file.truncate(2**43)
+
+
+MAKERS = {
+    "link": lambda path: path.symlink_to(path.parents[4] / "outside"),
+    "link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "FIFO": os.mkfifo,
+    "socket": make_socket,
+    "folder": make_folder,
+    "huge": make_huge,
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_what_cannot_be_a_block_leaves_its_place(folder, tmp_path, make):
+    """Its block can be written again. The others are counted right, and nothing outside is touched."""
+    bound = Bound(max_bytes=2**60, max_files=2**60)
+    fill(folder, bound, *((A, n, 0) for n in range(3)))
+    (tmp_path / "outside").write_text("not ours")
+    strange = [file_of(tmp_path, name_of(n), tenant=A) for n in range(2)]
+    for path in strange:
+        path.unlink()
+        make(path)
+
+    assert clean(folder, bound) == 0
+    assert used(folder) == 100
+    assert not any(map(os.path.lexists, strange))
+    assert (tmp_path / "outside").read_text() == "not ours"
+    assert folder.publish(A, name_of(0), [BLOCK])
+
+
+@pytest.mark.parametrize("level", [1, 2, 3], ids=["of files", "of a tenant", "of a model"])
+def test_what_is_no_folder_leaves_its_place(folder, tmp_path, level):
+    """A link where one of our folders belongs: no block below it could be written or found."""
+    bound, outside = Bound(max_bytes=2000, max_files=100), tmp_path / "outside"
+    fill(folder, bound, (A, 1, 0))
+    place = file_of(tmp_path, name_of(1), tenant=A).parents[level - 1]
+    place.rename(outside)
+    place.symlink_to(outside)
+
+    assert clean(folder, bound) == 0
+    assert used(folder) == 0
+    assert len([each for each in outside.rglob("*") if each.is_file()]) == 1
+    assert folder.publish(A, name_of(1), [BLOCK])
+
+
+def test_a_folder_too_deep_to_remove_stops_nobody(folder, tmp_path):
+    """It stays; what must go goes. The interpreter's limit is lowered, since a folder so deep takes seconds to make."""
+    bound, limit = Bound(max_bytes=1000, max_files=100), sys.getrecursionlimit()
+    fill(folder, bound, *((A, n, 1000 - 10 * n) for n in range(11)))
+    deep = file_of(tmp_path, name_of(3), tenant=A)
+    deep.unlink()
+    deep.joinpath(*"d" * 100).mkdir(parents=True)
+    sys.setrecursionlimit(len(inspect.stack(0)) + 70)
+    try:
+        assert clean(folder, bound) == 2
+    finally:
+        sys.setrecursionlimit(limit)
+    assert not file_of(tmp_path, name_of(0), tenant=A).exists()
+    assert deep.exists()
 
 
 def test_files_of_dead_writers_go_and_those_of_live_ones_stay(folder, tmp_path, monkeypatch):
