@@ -85,8 +85,8 @@ def remote_address(checkout: Checkout, remote: str) -> str:
 
 
 def require_identity(checkout: Checkout) -> None:
-    """Raises GitError if git has no name and address for commits. By the addresses we know our own."""
-    if not all(_our_emails(checkout)):
+    """Raises GitError if git has no name and address for commits. By these we know our own."""
+    if not _our_identities(checkout):
         reason, fix = "it knows no name and address for commits", "git config user.name NAME, and user.email ADDRESS"
         raise GitError("commit", reason, fix)
 
@@ -212,12 +212,9 @@ def is_own_commit(checkout: Checkout, commit: str, heads: Heads, paths: Sequence
     head, _, message = run_git("cat-file", ["commit", commit], checkout.root).partition("\n\n")
     tree, parents = re.findall(r"^tree (\w+)$", head, re.M), re.findall(r"^parent (\w+)$", head, re.M)
     title, _, seal = message.strip().partition(f"\n\n{TRAILER}")
-    theirs, ours = (
-        [_email(each) for each in re.findall(r"^(?:author|committer) (.*)$", head, re.M)],
-        _our_emails(checkout),
-    )
+    theirs = [_name_and_email(each) for each in re.findall(r"^(?:author|committer) (.*)$", head, re.M)]
     is_sealed = len(parents) == 1 and seal == _seal(heads.into, parents[0], tree[0], title)
-    if not is_sealed or theirs != ours or not all(ours):
+    if not is_sealed or theirs != _our_identities(checkout):
         return False
     changed = _list_changed(checkout, parents[0], commit)
     is_within = all(any(Path(each).is_relative_to(path) for path in paths) for each in changed)
@@ -245,18 +242,19 @@ def changed_by(checkout: Checkout, commit: str) -> list[str]:
         return []
 
 
-def _our_emails(checkout: Checkout) -> list[str]:
-    """Return the addresses of the author and of the committer of our commits; empty text where git knows none."""
+def _our_identities(checkout: Checkout) -> list[str]:
+    """Return names and addresses of the author and of the committer of our commits; none if an address is unknown."""
     try:
-        identities = [run_git("var", [each], checkout.root) for each in ("GIT_AUTHOR_IDENT", "GIT_COMMITTER_IDENT")]
+        lines = [run_git("var", [each], checkout.root) for each in ("GIT_AUTHOR_IDENT", "GIT_COMMITTER_IDENT")]
     except GitError:
-        return [""]
-    return [_email(each) for each in identities]
+        return []
+    found = [_name_and_email(each) for each in lines]
+    return [] if any(each.endswith("<>") for each in found) else found
 
 
-def _email(identity: str) -> str:
-    """Return the address of an author as git writes it: `NAME <ADDRESS> SECONDS ZONE`."""
-    return identity.rpartition("<")[2].partition(">")[0]
+def _name_and_email(identity: str) -> str:
+    """Return `NAME <ADDRESS` of an identity as git writes it: `NAME <ADDRESS> SECONDS ZONE`."""
+    return "".join(identity.rpartition(">")[:2])
 
 
 def _is_in_history(checkout: Checkout, commit: str, of: str) -> bool:

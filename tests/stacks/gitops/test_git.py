@@ -128,11 +128,12 @@ def test_a_colleagues_proposal_is_not_ours(checkout, tmp_path):
     assert not is_own_commit(checkout, theirs, onto(f"{theirs}^"), [Path("deploy")])
 
 
-def test_a_proposal_that_a_colleague_commits_again_is_not_ours(checkout, tmp_path):
-    """An amended commit keeps its author and, with nothing else changed, its seal."""
+@pytest.mark.parametrize("identity", ["user.email=bob@git.example", "user.name=Bob"])
+def test_a_proposal_that_a_colleague_commits_again_is_not_ours(identity, checkout, tmp_path):
+    """An amended commit keeps its author and, with nothing else changed, its seal. A team may share an address."""
     ours = make_commit(checkout, tmp_path / "scratch")
     git(checkout.root, "checkout", "-q", "--detach", ours)
-    git(checkout.root, "-c", "user.email=bob@git.example", "commit", "-q", "--amend", "--no-edit")
+    git(checkout.root, "-c", identity, "commit", "-q", "--amend", "--no-edit")
     amended = git(checkout.root, "rev-parse", "HEAD")
 
     assert amended != ours
