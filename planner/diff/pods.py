@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.diff.change import Fate, UnitChange, Workload
+from planner.diff.values import are_same
 from planner.facts import names
 from planner.facts.engines import OURS
 from planner.manifests.workloads import Pods, pods_of_workloads, standing_pods
@@ -137,7 +138,7 @@ def _causes(name: str, old: Pods, new: Pods, before: Plan, after: Plan) -> dict[
     found: dict[str, Values | None] = {field: sides for field, sides in places.items() if sides[0] != sides[1]}
     if old.kind == new.kind:
         found |= _named_differences(old.group, new.group)
-    if old.template != new.template:
+    if not are_same(old.template, new.template):
         launched = _launch_file_causes(name, before, after)
         fields = _named_differences(old.template, new.template) or {"order": None}
         # A changed launch file also changes the name of its volume.
@@ -163,7 +164,7 @@ def _launch_file_causes(name: str, before: Plan, after: Plan) -> dict[str, Value
     old, new = (plan.launch_documents.get(file, {}) for plan in (before, after))
     found: dict[str, Values | None] = {}
     for key in {**new, **old}:
-        if old.get(key) == new.get(key) or key in IGNORED_LAUNCH_FIELDS or key.endswith("_digest"):
+        if are_same(old.get(key), new.get(key)) or key in IGNORED_LAUNCH_FIELDS or key.endswith("_digest"):
             continue
         if key == LIMITS:
             found |= _differing_limits(old.get(LIMITS, {}), new.get(LIMITS, {}))
@@ -177,7 +178,7 @@ def _differing_limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[st
 
     A limit is named by its field of the spec or in words.
     """
-    keys = (key for key in {**new, **old} if old.get(key) != new.get(key))
+    keys = (key for key in {**new, **old} if not are_same(old.get(key), new.get(key)))
     return {FIELD_NAMES.get(key, key): _short_values(old.get(key), new.get(key)) for key in keys}
 
 
@@ -190,7 +191,7 @@ def _short_values(old: Any, new: Any) -> Values | None:
 
 def _differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     """Yield (path, old, new) where two templates differ. Entries of a list are matched by name if they have one."""
-    if old == new:
+    if are_same(old, new):
         return
     fields = _fields(path, old), _fields(path, new)
     if fields[0] is None or fields[1] is None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.diff.change import SpecField
+from planner.diff.values import are_same
 from planner.layout.nodes import Node, nodes_of
 from planner.plan.plan import Plan
 from planner.spec.declared import table_key
@@ -70,9 +71,11 @@ def differing_fields(old: Any, new: Any, path: str = "") -> Iterator[SpecField]:
         for name in type(old).model_fields:
             yield from differing_fields(getattr(old, name), getattr(new, name), f"{path}.{name}".lstrip("."))
     elif isinstance(old, dict) and isinstance(new, dict):
-        names = (name for name in {**old, **new} if old.get(name) != new.get(name))
+        names = (name for name in {**old, **new} if not are_same(old.get(name), new.get(name)))
         yield from (SpecField(path=f"{path}.{name}"[:MAX_TEXT], values=None) for name in names)
-    elif old != new:
+        if [name for name in old if name in new] != [name for name in new if name in old]:
+            yield SpecField(path=f"order of {path}", values=None)  # a variable may use those before it
+    elif not are_same(old, new):
         words = [describe_value(each) for each in (old, new)]
         yield SpecField(path=path, values=None if words[0] == words[1] or "" in words else (words[0], words[1]))
 

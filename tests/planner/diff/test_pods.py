@@ -53,6 +53,18 @@ def test_pods_restart_whose_template_differs(change, restarted, spec, before):
     assert {each.name for each in found if each.change == "kept"} == {*UNITS, GATEWAY} - restarted.keys()
 
 
+def test_another_type_of_a_field_restarts_pods(spec):
+    """Python takes True for 1, and an API refuses one of them."""
+    old, new = (
+        compile_plan(change_spec(spec, {"kubernetes.overlay": {"unit_pod": {"spec": {"hostIPC": value}}}}))
+        for value in (True, 1)
+    )
+
+    assert {each.name: each.why for each in compare_pods(old, new) if each.change == "restarted"} == dict.fromkeys(
+        UNITS, ("hostIPC",)
+    )
+
+
 @pytest.mark.parametrize(
     ("engine", "change", "why"),
     [

@@ -41,6 +41,23 @@ def test_every_field_of_the_schema_is_found_if_it_differs():
         assert found == [path]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ({"a": True}, {"a": 1}, ["args.a"]),
+        ({"a": 8}, {"a": 8.0}, ["args.a"]),
+        ({"a": {"b": [0]}}, {"a": {"b": [False]}}, ["args.a"]),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"c": 2, "b": 1}}, []),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, ["order of args"]),
+        ({"a": 1, "b": 2}, {"b": 2, "c": 3, "a": 1}, ["args.c", "order of args"]),
+        ({"a": 1, "b": 2}, {"b": 2}, ["args.a"]),
+    ],
+)
+def test_values_that_are_written_differently_differ(old, new, named):
+    """Python takes True for 1, but no command line and no API does; and a variable may use those before it."""
+    assert [each.path for each in differing_fields(old, new, "args")] == named
+
+
 DAY, NIGHT = ({"at": at, "prefill_units": 2, "decode_units": units} for at, units in (("08:00", 2), ("00:00", 1)))
 UNITS = {"prefill.units": None, "decode.units": None}
 DAYS = UNITS | {"schedule": {"timezone": "Asia/Shanghai", "windows": [DAY, NIGHT]}, "cost": {"usd_per_gpu_hour": 2}}
