@@ -178,6 +178,7 @@ class Net(Part):
     income: NetSides | None  # None if a plan has no prices of tokens
     capacity: dict[Phase, NetSides]  # tokens/s at the expected speed; of phases that both plans have
     on_demand: dict[str, NetSides]  # `GPUs of PHASE` and `nodes` on which controller.demand may run less than before
+    at_an_hour: dict[str, NetSides]  # `GPUs of PHASE`, `tokens/s of PHASE`: less is on than before, and traffic is new
 
 
 class LossSides(Part):

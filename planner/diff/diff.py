@@ -105,7 +105,7 @@ def compare_plans(
         performance=performance,
         former_promises=_former_promises(before, after),
         cost=cost,
-        net=compare_days(before, after),
+        net=compare_days(before, after, hours),
         cost_of_other_days=tuple(_cost_of_days(before, after, remeasured.plan, hours)),
         failures={phase: _failures(before, after, phase) for phase in _phases(before, after)},
         warnings=_warnings(before, after),

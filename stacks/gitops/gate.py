@@ -6,7 +6,7 @@
                 or by more than it was missed there
     capacity    less of the day's traffic is answered than before, a phase's peak load rises above its capacity, or
                 units miss demand at an hour of any day that they did not miss before, longer requests are refused, or
-                controller.demand may start less
+                controller.demand may start less, or less is on at some hour where the base asks for no traffic
     cost+10%    a day, ordinary or not, costs over 10 % more than before
     stale       rendering the spec into its folder again would change a file, or a tool may read another one there
     nodes       another environment's units are on nodes of this one's
@@ -27,7 +27,7 @@ from math import inf
 from planner.diff.change import Change, DayCost, Sides, Verdict, Yardsticks
 from planner.diff.clients import LONGEST_REQUEST
 from planner.diff.hours import LEAST_SHARE, name_days
-from planner.diff.net import describe_on_demand
+from planner.diff.net import describe_lost
 from planner.diff.rollout import SEVERITY
 from planner.diff.wording import describe_shortage, verdicts
 from planner.facts.day import DAY_MINUTES, minute_of, periods
@@ -253,8 +253,7 @@ def _explain_lost_capacity(evidence: Evidence) -> str:
         for each in change.clients
         if each.path == LONGEST_REQUEST and each.values
     ]
-    lost = [describe_on_demand(change.net.on_demand)] if change.net.on_demand else []
-    return "; ".join(filter(None, [*reasons, *short, *refused, *lost]))
+    return "; ".join(filter(None, [*reasons, *short, *refused, *describe_lost(change.net)]))
 
 
 def _lost_capacity(

@@ -323,6 +323,16 @@ def test_capacity_counts_what_demand_may_start(demand, reasons):
     assert _judged("capacity", first, {"schedule.other_days": []}) == reasons
 
 
+def test_capacity_counts_what_is_on_less_if_traffic_is_new():
+    """However little the new traffic asks for, nobody knows what the service answered before."""
+    few = {"traffic": {"input_tokens": 1e9, "output_tokens": 2e8, "requests": 3e5}}
+    none = {"traffic": None, "cost.prices": None, "operating_point": None}
+    less = _judged("capacity", none, few | {"schedule.windows": [NIGHT]})
+
+    assert "less is enough at an hour: GPUs of prefill 128 -> 64" in less["capacity"]
+    assert _judged("capacity", none, few) == {}
+
+
 HALF_CLOCK = {
     "slo.tpot_ms": 45.0,
     "operating_point.decode": {"requests": 64, "kv_tokens": 3400},
