@@ -71,7 +71,7 @@ def _lost_at_an_hour(before: Plan, after: Plan, hours: Sequence[Hour]) -> dict[s
     """
     if before.spec.traffic is not None or after.spec.traffic is None or before.digest == after.digest:
         return {}
-    found = {}
+    found: dict[str, NetSides] = {}
     for phase in before.phases:
         for what, of_unit in (("GPUs of", _unit_gpus), ("tokens/s of", _unit_rate)):
             old, new = (of_unit(plan, phase) for plan in (before, after))
