@@ -47,7 +47,7 @@ def find_unjudged(before: Plan, after: Plan, shown: Collection[str], added: Sequ
 
     `shown` are paths of fields that the diff names with their effect.
     """
-    known = {*shown} if _uses_new_nodes(before, after) else {*shown, NODES}
+    known = {*shown, NODES} if _keeps_nodes(before, after) else {*shown}
     differing = differing_fields(_read_spec(before), _read_spec(after))
     yield from (each for each in differing if each.path not in known and not is_judged(each.path))
     loads = {plan.spec.expert_load.file for plan in (before, after)}
@@ -86,15 +86,17 @@ def _read_spec(plan: Plan) -> Spec:
     return Spec.model_validate(expand_short_forms(plan.written, paths))
 
 
-def _uses_new_nodes(before: Plan, after: Plan) -> bool:
-    """Return whether units are on nodes that the old spec does not have, or describes otherwise."""
-    known, new = (_usable_nodes(plan) for plan in (before, after))
-    return any(new[node] != known.get(node) for unit in after.units for node in unit.nodes)
+def _keeps_nodes(before: Plan, after: Plan) -> bool:
+    """Return whether the old spec has all nodes of units as the new one has them, and the new one has all spares."""
+    old, new = (_known_nodes(plan) for plan in (before, after))
+    used = [node for unit in after.units for node in unit.nodes]
+    spares = [node for node in old if old[node].is_spare]
+    return all(new[node] == old.get(node) for node in used) and all(new.get(node) == old[node] for node in spares)
 
 
-def _usable_nodes(plan: Plan) -> dict[str, Node]:
+def _known_nodes(plan: Plan) -> dict[str, Node]:
     found = nodes_of(plan.spec.cluster, plan.spec.gpu_names, plan.kubernetes.tolerations)
-    return {node.name: replace(node, index=0) for node in found if node.unusable is None}
+    return {node.name: replace(node, index=0) for node in found}
 
 
 def describe_value(value: Any) -> str:

@@ -152,6 +152,16 @@ def test_nodes_that_the_old_spec_has_as_well_are_judged(spec, before):
     assert _compare(spec, before, {"cluster.nodes": [{"name": f"node-{node}"} for node in range(22)]}).unjudged == ()
 
 
+def test_a_lost_spare_is_not_judged(spec):
+    """No unit is on it, and none can move to it any more."""
+    nodes = [{"name": f"node-{node}"} for node in range(24)]
+    spared = change_spec(spec, {"cluster.nodes": nodes, "cluster.spares": ["node-23"]})
+    before, less = compile_plan(spared), {"cluster.nodes": [*nodes[:23], nodes[23] | {"cordoned": True}]}
+
+    assert [each.path for each in _compare(spared, before, less).unjudged] == ["cluster.nodes"]
+    assert _compare(spared, before, {"cluster.nodes": [*nodes, {"name": "node-24"}]}).unjudged == ()
+
+
 def test_the_full_form_of_a_section_is_no_change(spec, before):
     """`engine: tidemill` is the same as its mapping."""
     assert _compare(spec, before, {"engine": {"name": "tidemill"}}).unjudged == ()
