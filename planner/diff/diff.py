@@ -39,10 +39,11 @@ from planner.plan.row import Row
 from planner.problems.finding import Finding
 from planner.report.report import Report
 from planner.report.rows import rows_of
-from planner.spec.decision import DEFAULT, FIELDS
+from planner.spec.decision import AS_BEFORE, DEFAULT, FIELDS
 
 NUMBERS = re.compile(r"[\d.,:%\s-]+")
 NO_FIGURES = "a rendered folder keeps none"
+NOT_OLD = "as in the plan that the new one was made near, which is not the old one here"
 TRAFFIC = "tokens_per_day"
 UNSHOWN = ("tokens_per_s_per_unit", "not_predicted", "hours_beyond")  # figures of a phase that have no line
 
@@ -79,7 +80,7 @@ def compare_plans(
     hours = cut_hours(before, after, by_former)
     ways = judge_rollouts(before, after, units, hours)
     worst = worst_rollout(ways)
-    clients, decided = tuple(find_client_fields(before, after)), tuple(_decisions(before, after))
+    clients = tuple(find_client_fields(before, after))
     performance, cost = _compare_figures(before, after)
     return Change(
         name=after.name,
@@ -95,8 +96,8 @@ def compare_plans(
         loads=loads,
         yardsticks=yardsticks,
         clients=clients,
-        unjudged=tuple(find_unjudged(before, after, _named_fields(clients, decided), added)),
-        decided=decided,
+        unjudged=tuple(find_unjudged(before, after, _named_fields(clients), added)),
+        decided=tuple(_decisions(before, after)),
         units=units,
         experts=count_expert_moves(before, after),
         weights=estimate_weight_reads(after, units),
@@ -139,9 +140,9 @@ def _yardsticks(before: Plan, remeasured: Remeasured) -> Yardsticks | None:
     )
 
 
-def _named_fields(clients: Sequence[SpecField], decided: Sequence[DecisionSides]) -> set[str]:
+def _named_fields(clients: Sequence[SpecField]) -> set[str]:
     """Return the paths of fields that the diff names with their effect."""
-    paths = {each.path for each in clients} | {each.path for each in decided}
+    paths = {each.path for each in clients}
     return paths | {f"{phase}.{LONGEST_REQUEST}" for phase in PHASES if LONGEST_REQUEST in paths}
 
 
@@ -159,7 +160,8 @@ def _decisions(before: Plan, after: Plan) -> Iterator[DecisionSides]:
         for field in FIELDS:
             new, old = decided.get(f"{phase}.{field}"), getattr(before.spec.phase(phase), field)
             if new is not None and new.value != old:
-                yield DecisionSides(path=new.path, before=old, after=new.value, why=new.why)
+                why = NOT_OLD if new.why == AS_BEFORE else new.why
+                yield DecisionSides(path=new.path, before=old, after=new.value, why=why)
 
 
 def _phases(before: Plan, after: Plan) -> list[Phase]:

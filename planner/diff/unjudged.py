@@ -1,8 +1,8 @@
 """Find the fields whose effect no figure of a diff has.
 
-A field that nobody thought of must not pass in silence. So every field of the spec that differs is named, except for
-three kinds: fields that callers notice (`clients.py`), sizes that the planner decided, which the diff lists with their
-reasons, and the fields of `JUDGED`. A new field of the spec is named by default.
+A field that nobody thought of must not pass in silence. So every field of the spec that differs is named, whoever
+decided it, except for two kinds: fields that callers notice (`clients.py`), and the fields of `JUDGED`. A new field of
+the spec is named by default. If the plans differ and nothing in their specs does, that is named instead.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -38,6 +38,7 @@ JUDGED: Mapping[str, str] = {
     "expert_load.file": "loads",
 }
 NODES = "cluster.nodes"
+PLAN_ALONE = "the plan alone, with the same spec"  # made near another plan, it has other nodes, maps or sizes
 SET = "set"  # a value that has no short text
 MAX_TEXT = 120  # characters of a path or of a value to show
 
@@ -48,7 +49,9 @@ def find_unjudged(before: Plan, after: Plan, shown: Collection[str], added: Sequ
     `shown` are paths of fields that the diff names with their effect.
     """
     known = {*shown, NODES} if _keeps_nodes(before, after) else {*shown}
-    differing = differing_fields(_read_spec(before), _read_spec(after))
+    differing = [*differing_fields(_read_spec(before), _read_spec(after))]
+    if not differing and before.inputs == after.inputs and before.digest != after.digest:
+        yield SpecField(path=PLAN_ALONE, values=None)
     yield from (each for each in differing if each.path not in known and not is_judged(each.path))
     loads = {plan.spec.expert_load.file for plan in (before, after)}
     names = [name for name in after.inputs if name in before.inputs and name not in loads]

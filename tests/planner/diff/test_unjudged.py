@@ -8,10 +8,10 @@ import pytest
 
 from planner.compiler import compile_plan
 from planner.diff.change import SpecField
-from planner.diff.diff import compare_plans
+from planner.diff.diff import NOT_OLD, compare_plans
 from planner.diff.markdown import diff_markdown
 from planner.diff.text import diff_text
-from planner.diff.unjudged import JUDGED, differing_fields
+from planner.diff.unjudged import JUDGED, PLAN_ALONE, differing_fields
 from planner.guide.fields import field_paths
 from planner.rules.check import change_spec, check_spec
 from planner.spec.declared import field_at, section_of
@@ -160,6 +160,25 @@ def test_a_lost_spare_is_not_judged(spec):
 
     assert [each.path for each in _compare(spared, before, less).unjudged] == ["cluster.nodes"]
     assert _compare(spared, before, {"cluster.nodes": [*nodes, {"name": "node-24"}]}).unjudged == ()
+
+
+def test_a_size_that_is_decided_otherwise_is_named_like_a_written_one(spec):
+    """A folder that was rendered from another spec in between keeps its sizes, whatever the old plan has."""
+    auto = change_spec(spec, {"decode.max_requests": "auto", "operating_point.decode": None})
+    before = compile_plan(auto)
+    between = compile_plan(change_spec(auto, {"decode.max_requests": 40}), before)
+    change = compare_plans(before, compile_plan(auto, between))
+
+    assert [each.path for each in change.unjudged] == ["decode.max_requests"]
+    assert [(each.path, each.after, each.why) for each in change.decided] == [("decode.max_requests", 40, NOT_OLD)]
+
+
+def test_a_plan_that_differs_though_its_spec_does_not_is_named(spec, before):
+    """Whoever renders near another plan moves units, and no field says so."""
+    nodes = [{"name": f"node-{node}"} for node in range(30, 60)]
+    elsewhere = compile_plan(spec, compile_plan(change_spec(spec, {"cluster.nodes": nodes})))
+
+    assert [each.path for each in compare_plans(before, elsewhere).unjudged] == [PLAN_ALONE]
 
 
 def test_the_full_form_of_a_section_is_no_change(spec, before):
