@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import urllib3
 from pydantic import ValidationError
 
 from planner.facts import names
@@ -26,9 +25,8 @@ from stacks.controller.spec import WrongDay
 from stacks.kube.api import Api
 from stacks.kube.errors import ProviderError
 from stacks.kube.manifest import Manifest
-from stacks.measured.epochs import Ending, InService, Rows, next_document, read_in_service
+from stacks.measured.epochs import Ending, InService, Rows, fetch_epoch, next_document, read_in_service
 from stacks.measured.limits import Limits
-from stacks.measured.samples import fetch
 
 if TYPE_CHECKING:
     from stacks.measured.live_maps import LiveMaps, ServingUnit, Visit
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["FollowedMaps", "read_rules", "serving_units", "update_maps"]
 
 ASK_S = 10.0  # assumed: a page with a map has some hundred kB
-MAX_BYTES = 2**26  # as for the document of an epoch
 POLL_S = 2.0
 FROM_OTHERS = "from an earlier controller, or from somebody else"
 WAIT_S = 300.0  # assumed: a kubelet brings a changed ConfigMap within some two minutes, and a switch takes less
@@ -83,16 +80,19 @@ class _Unit:
     hand_in: Callable[[str, str], None] = field(repr=False)  # unit, content of the next epoch's document
 
     def map_in_service(self) -> InService:
-        """Return the map on rank 0's page `/epoch`. Raises ValueError if the page cannot be read."""
+        """Return the map on rank 0's page `/epoch`. Raises OSError or ValueError if the page cannot be read."""
         return read_in_service(self._fetch_epoch())
 
-    def hand_over(self, rows: Rows) -> Ending:
+    def hand_over(self, rows: Rows, found: InService) -> Ending:
         """Write the document of the next epoch, and wait until rank 0 shows that the unit is in it.
 
         If it does not within `WAIT_S`, the returned ending has the former epoch and a reason. So it has once the unit
-        is in another one: it was on its way there, such as by the document of a controller that has ended.
+        is in another one: it was on its way there, such as by the document of a controller that has ended. Raises
+        ValueError if it is not in the epoch `found` any more.
         """
         standing = self._fetch_epoch()
+        if standing["digest"] != found.digest:
+            raise ValueError("somebody else has changed its map meanwhile")
         document = next_document(standing, rows)
         self.hand_in(self.name, json.dumps(document))
         until = time.monotonic() + WAIT_S
@@ -100,24 +100,16 @@ class _Unit:
             time.sleep(POLL_S)
             now = self._fetch_epoch()
             if now["digest"] == document["digest"]:
-                return Ending(document["number"])
+                return Ending(document["number"], document["digest"])
             if now["digest"] != standing["digest"]:
-                return Ending(now["number"], "it has taken another document, or started again, meanwhile")
-        return Ending(standing["number"], f"it has not taken the next one within {WAIT_S:g} s; its log may say why")
+                return Ending(
+                    now["number"], now["digest"], "it has taken another document, or started again, meanwhile"
+                )
+        reason = f"it has not taken the next one within {WAIT_S:g} s; its log may say why"
+        return Ending(standing["number"], found.digest, reason)
 
     def _fetch_epoch(self) -> dict[str, Any]:
-        """Return the JSON of rank 0's page `/epoch`: the expert map in service.
-
-        Raises ValueError if it does not answer, or answers for another unit.
-        """
-        url = f"{self.metrics[0].removesuffix('/metrics')}/epoch"
-        try:
-            page = json.loads(fetch(url, timeout_s=ASK_S, max_bytes=MAX_BYTES))
-        except urllib3.exceptions.HTTPError as error:
-            raise ValueError(f"{url} does not answer: {type(error).__name__}") from None
-        if not isinstance(page, dict) or page.get("unit") != self.name:
-            raise ValueError(f"{url} shows no epoch of {self.name}")
-        return page
+        return fetch_epoch(self.metrics[0], self.name, ASK_S)
 
 
 def read_rules(spec: Mapping[str, Any]) -> dict[Phase, LiveMap]:
@@ -169,8 +161,9 @@ def update_maps(written: Sequence[Mapping[str, Any]], visit: "Visit | None") -> 
     if visit is not None and visit.in_service is not None:
         epoch, digest = visit.in_service.epoch, digest_of(visit.in_service.rows)
         before = found.get(visit.unit, {})
-        kept = {key: before[key] for key in ("adopted", "decision") if key in before and before["epoch"] == epoch}
-        if epoch and before.get("epoch") != epoch and not visit.has_switched:
+        is_same = (before.get("epoch"), before.get("inService")) == (epoch, digest)
+        kept = {key: before[key] for key in ("adopted", "decision") if key in before and is_same}
+        if epoch and not is_same and not visit.has_switched:
             kept = {"adopted": FROM_OTHERS}
         news = {"adopted" if visit.has_switched else "decision": visit.said} if visit.said else {}
         found[visit.unit] = {"unit": visit.unit, "inService": digest, "epoch": epoch} | kept | news

@@ -56,7 +56,7 @@ class Part:
     """A unit or a gateway of a deployment, and its state.
 
     `ranks` is 0 for gateways; `reason` says why the part is not ready, or what is wrong with it. `own_map` names the
-    expert map that a unit follows instead of the plan's, and why.
+    expert map that a unit follows instead of the plan's, and why; it is empty while that is not known.
     """
 
     name: str
@@ -168,9 +168,14 @@ def _part(record: Record, part: UnitRecord | GatewayRecord, phase: str, ranks: i
 
 
 def _own_map(expert_map: Mapping[str, str] | None) -> str | None:
-    """Return which expert map a unit follows instead of the plan's, and why; None if it follows the plan's."""
-    if expert_map is None or expert_map["in_service"] == expert_map["plan"]:
+    """Return which expert map a unit follows instead of the plan's, and why.
+
+    Return None if it follows the plan's, and nothing if its ranks do not say which.
+    """
+    if expert_map is None or expert_map.get("in_service") == expert_map["plan"]:
         return None
+    if "in_service" not in expert_map:
+        return ""
     why = f": {expert_map['why']}" if "why" in expert_map else ""
     return printable(f"{_short(expert_map['in_service'])}{why}")
 

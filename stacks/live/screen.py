@@ -70,7 +70,8 @@ def new_events(before: Look | None, after: Look, clock: str) -> Iterator[Event]:
     yield from (each for each in after.events if each not in known)
     maps = {part.name: part.own_map for part in before.units} if before else {}
     for part in after.units:
-        if part.own_map != maps.get(part.name):
+        known_map = maps.get(part.name)
+        if part.own_map != "" and part.own_map != known_map and (part.own_map or known_map):
             own = f"expert map {part.own_map}" if part.own_map else "the plan's expert map again"
             yield clock if before else "", f"{part.name} follows {own}"
     if before is None:

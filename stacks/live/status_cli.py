@@ -20,6 +20,7 @@ from planner.schedule.schedule import ALL_STAY_ON, NOT_EXECUTED
 from stacks.local.cli import day_line, explain_epoch, explain_state, map_json, record_json
 from stacks.local.errors import LocalError
 from stacks.local.find import DEMO, find_all, find_deployment, nothing_runs_message
+from stacks.local.in_service import with_maps
 from stacks.local.record import Record
 from stacks.local.run_folder import RunFolder
 
@@ -135,7 +136,7 @@ def _status_now(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.format == "json":
         folder = find_deployment(arguments.given, arguments.overlays)  # JSON describes one deployment
-        records, damaged = [folder.read()] if folder else [], None
+        records, damaged = [_read(folder)] if folder else [], None
         print_json(record_json(records[0]) if records and records[0] else NOTHING)
     else:
         records, damaged = _read_all(find_all(arguments.given, arguments.overlays))
@@ -158,10 +159,15 @@ def _read_all(folders: Sequence[RunFolder]) -> tuple[list[Record | None], LocalE
     records, damaged = list[Record | None](), None
     for folder in folders:
         try:
-            records.append(folder.read())
+            records.append(_read(folder))
         except LocalError as error:
             damaged = damaged or error
     return records, damaged
+
+
+def _read(folder: RunFolder) -> Record | None:
+    record = folder.read()
+    return record and with_maps(record, folder.launch_folder)
 
 
 def _lines(record: Record) -> Iterator[str]:
@@ -187,11 +193,15 @@ def _lines(record: Record) -> Iterator[str]:
 
 def _map_lines(expert_map: Mapping[str, str]) -> Iterator[str]:
     """Yield lines about a unit's expert map: the map in service if it is not the plan's, and the last decision."""
-    if expert_map["in_service"] != expert_map["plan"]:
+    if expert_map.get("in_service", expert_map["plan"]) != expert_map["plan"]:
         why = f": {expert_map['why']}" if "why" in expert_map else ""
         yield f"    expert map {expert_map['in_service']} instead of the plan's {expert_map['plan']}{why}"
     if "decision" in expert_map:
         yield f"    expert_load.live: {expert_map['decision']}"
+    if "unread" in expert_map:
+        yield f"    {expert_map['unread']}"
+    if "forgets" in expert_map:
+        yield f"    a restart begins in another epoch: {expert_map['forgets']}"
 
 
 def _cluster_status(arguments: argparse.Namespace) -> None:

@@ -130,14 +130,18 @@ def record_json(record: Record) -> dict[str, Any]:
 
 def explain_epoch(unit: UnitRecord) -> str:
     """Return who has changed the expert map that a unit follows and, if that is known, what for."""
-    return f"expert_load.live: {unit.own_reason}" if unit.epoch == unit.own_epoch else "tidemill experts apply"
+    return f"expert_load.live: {unit.own_reason}" if unit.epoch_digest == unit.own_digest else "tidemill experts apply"
 
 
 def map_json(unit: UnitRecord) -> dict[str, Any]:
-    """Return the digests of the plan's map and of the map in service, why they differ, and the last decision."""
-    found = {"plan": unit.planned_map, "in_service": unit.map_in_service}
-    why = {"why": explain_epoch(unit)} if unit.epoch else {}
-    return found | why | ({"decision": unit.decision} if unit.decision else {})
+    """Return the digests of the plan's map and of the map in service, why they differ, and the last decision.
+
+    There is no map in service unless the unit's ranks say it.
+    """
+    why = explain_epoch(unit) if unit.epoch else None
+    said = {"in_service": unit.map_in_service, "why": why, "decision": unit.decision}
+    troubles = {"unread": unit.unread, "forgets": unit.forgets}
+    return {"plan": unit.planned_map} | {key: value for key, value in (said | troubles).items() if value}
 
 
 def explain_state(record: Record, part: UnitRecord | GatewayRecord) -> str | None:

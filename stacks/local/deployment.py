@@ -234,7 +234,6 @@ def _first_record(plan: Plan, layout: Layout, keys: Path | None, day: DayRecord 
             unit.ranks,
             metrics=layout.metrics[unit.name],
             planned_map=unit.expert_map,
-            map_in_service=unit.expert_map,
         )
         for unit in plan.units
     )

@@ -14,38 +14,26 @@ import socket
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from planner.facts import names
-from planner.facts.files import read_file
-from stacks.measured.epochs import InService, Rows, next_document, read_in_service
+from stacks.measured.epochs import Rows, next_document
 
-__all__ = ["epoch_file", "hand_over", "map_in_service"]
+__all__ = ["epoch_file", "hand_over"]
 
 
 def epoch_file(unit: str) -> str:
-    """Return the name of the file, beside a unit's launch file, with the document of the epoch that the unit is in."""
+    """Return the name of the file, beside a unit's launch file, with the epoch in which the unit starts again."""
     return f"{unit}.epoch.json"
 
 
-def map_in_service(folder: Path, unit: str) -> InService:
-    """Return the map that a unit follows: the map in its epoch's document in `folder`, else its launch file's.
-
-    Raises OSError or ValueError if neither file can be read.
-    """
-    try:
-        return read_in_service(json.loads(read_file(folder / epoch_file(unit))))
-    except FileNotFoundError:
-        launch = json.loads(read_file(folder / names.launch_file(unit)))
-        return InService(0, launch["expert_map"]["physical_to_logical"], launch["unit_digest"])
-
-
-def hand_over(folder: Path, unit: str, physical_to_logical: Rows) -> dict[str, Any]:
+def hand_over(folder: Path, unit: str, physical_to_logical: Rows, after: str | None = None) -> dict[str, Any]:
     """Ask the first rank of a unit, whose launch file is in `folder`, to follow a map. Return its final answer.
 
     The answer has the unit's epoch, and a reason if that is not the next one. Raises OSError or ValueError if the rank
-    does not answer.
+    does not answer, and ValueError if the unit is in another epoch than that with the digest `after`, if given.
     """
     with _connect(folder, f"{unit}.epoch") as rank, rank.makefile("rb") as said:
         standing = _read_line(said)
+        if after is not None and standing["digest"] != after:
+            raise ValueError("somebody else has changed its map meanwhile")
         rank.sendall(json.dumps(next_document(standing, physical_to_logical)).encode() + b"\n")
         return _read_line(said)
 

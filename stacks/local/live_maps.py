@@ -5,13 +5,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.plan.sections import LiveMap
-from stacks.local.hand_over import epoch_file, hand_over, map_in_service
+from stacks.local.hand_over import hand_over
 from stacks.local.layout import LiveSettings
 from stacks.local.record import Record, UnitRecord
-from stacks.measured.epochs import Ending, InService, Rows
-from stacks.measured.live_maps import LiveMaps
+from stacks.measured.epochs import Ending, InService, Rows, fetch_epoch, read_in_service
+from stacks.measured.live_maps import LiveMaps, Visit
 
 __all__ = ["LiveMaps", "note_live_maps"]
+
+ASK_S = 10.0  # assumed: a page with a map has some hundred kB
 
 
 @dataclass(frozen=True)
@@ -21,23 +23,18 @@ class _Unit:
     name: str
     num_ranks: int
     rules: LiveMap
-    life: tuple[int, int]
+    life: int
     metrics: tuple[str, ...]
     folder: Path
 
     def map_in_service(self) -> InService:
-        """Return the map of the unit's epoch."""
-        return map_in_service(self.folder, self.name)
+        """Return the map that the unit's first rank shows. Raises OSError or ValueError if the rank does not answer."""
+        return read_in_service(fetch_epoch(self.metrics[0], self.name, ASK_S))
 
-    def hand_over(self, rows: Rows) -> Ending:
-        """Let the unit follow another map.
-
-        Raises ValueError if somebody has changed its map since the loads were measured.
-        """
-        if _last_change(self.folder, self.name) != self.life[1]:
-            raise ValueError("somebody else has changed its map meanwhile")
-        answer = hand_over(self.folder, self.name, rows)
-        return Ending(answer["number"], answer.get("reason"))
+    def hand_over(self, rows: Rows, found: InService) -> Ending:
+        """Let the unit follow another map, if it is still in the epoch `found`."""
+        answer = hand_over(self.folder, self.name, rows, after=found.digest)
+        return Ending(answer["number"], answer["digest"], answer.get("reason"))
 
 
 def note_live_maps(record: Record, live: LiveMaps, settings: LiveSettings, folder: Path) -> Record:
@@ -46,9 +43,18 @@ def note_live_maps(record: Record, live: LiveMaps, settings: LiveSettings, folde
     if visit is None:
         return record
     (unit,) = (unit for unit in record.units if unit.name == visit.unit)
-    if visit.has_switched and visit.in_service is not None:
-        return record.with_unit(replace(unit, own_epoch=visit.in_service.epoch, own_reason=visit.said, decision=None))
-    return record.with_unit(replace(unit, decision=visit.said or unit.decision))
+    return record.with_unit(_note_visit(unit, visit))
+
+
+def _note_visit(unit: UnitRecord, visit: Visit) -> UnitRecord:
+    """Return a unit's record after a visit. What the visit cannot read says nothing about the unit's map."""
+    found = visit.in_service
+    if found is None:
+        return replace(unit, unread=visit.said)
+    if visit.has_switched:
+        return replace(unit, own_digest=found.digest, own_reason=visit.said, decision=None, unread=None)
+    unit = replace(unit, decision=visit.said or unit.decision, unread=None)
+    return unit if found.digest == unit.own_digest else replace(unit, own_digest=None, own_reason="")
 
 
 def _serving_units(record: Record, settings: LiveSettings, folder: Path) -> Iterator[_Unit]:
@@ -58,13 +64,5 @@ def _serving_units(record: Record, settings: LiveSettings, folder: Path) -> Iter
 
 
 def _serving_unit(unit: UnitRecord, rules: LiveMap, folder: Path) -> _Unit:
-    life = unit.restarts, _last_change(folder, unit.name)
-    return _Unit(unit.name, unit.ranks, rules, life, tuple(f"http://{each}/metrics" for each in unit.metrics), folder)
-
-
-def _last_change(folder: Path, unit: str) -> int:
-    """Return when the unit's map last changed, in nanoseconds: the time of its epoch's document; 0 without one."""
-    try:
-        return (folder / epoch_file(unit)).stat().st_mtime_ns
-    except OSError:
-        return 0
+    metrics = tuple(f"http://{each}/metrics" for each in unit.metrics)
+    return _Unit(unit.name, unit.ranks, rules, unit.restarts, metrics, folder)

@@ -18,12 +18,15 @@ class UnitRecord:
 
     `loaded` is the fraction of its tensors that the unit's slowest rank has loaded. `reason` says why the unit ended or
     failed, also while it restarts. `starts_at` is the time.monotonic() of the unit's next start. `metrics` are the
-    addresses of its ranks' metrics, in the order of ranks. In epoch 0 the unit follows the plan's expert map;
-    `epoch_digest` is the digest of a later epoch.
+    addresses of its ranks' metrics, in the order of ranks.
 
-    `planned_map` is the digest of the plan's map, and `map_in_service` the digest of the map that the unit follows. The
-    unit went to the epoch `own_epoch` by itself, for the reason `own_reason`. `decision` is the latest decision on
-    whether the unit gets a better map.
+    `planned_map` is the digest of the plan's map. The unit went to the epoch with digest `own_digest` by itself, for
+    the reason `own_reason`. `decision` is the latest decision on whether the unit gets a better map, and `unread` why
+    its loads or its map cannot be read now.
+
+    Only its ranks know the unit's map (`in_service.py`): the digest `map_in_service`, empty if they do not say it. In
+    epoch 0 that is the plan's map; `epoch_digest` is the digest of a later epoch. `forgets` says why the unit starts
+    again in another epoch.
     """
 
     name: str
@@ -39,9 +42,11 @@ class UnitRecord:
     epoch_digest: str | None = None
     planned_map: str = ""
     map_in_service: str = ""
-    own_epoch: int = 0
+    own_digest: str | None = None
     own_reason: str = ""
     decision: str | None = None
+    unread: str | None = None
+    forgets: str | None = None
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.facts.digest import digest_of
 from planner.facts.files import read_file
 from stacks.local.errors import LocalError
-from stacks.local.hand_over import epoch_file
 from stacks.local.layout import SERVED_WEIGHTS
 from stacks.local.processes import GONE, STOPPED, has_ended, process_state, start_ticks
-from stacks.local.record import Record, UnitRecord
+from stacks.local.record import Record
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -110,7 +108,6 @@ class RunFolder:
         if _was_cut_off(record):
             failure = f"its supervisor, process {record.supervisor}, {CUT_OFF}"
             return replace(record.with_all("ended"), failure=failure)
-        record = replace(record, units=tuple(map(self._with_epoch, record.units)))
         why = _explain_unknown(record)
         return record if why is None else record.with_all("unknown", why)
 
@@ -157,21 +154,6 @@ class RunFolder:
                 raise unusable_error(self.path, error) from None
             raise _damage_error(path, error) from None
         return record if self.supervisor in (None, record.supervisor) else None
-
-    def _with_epoch(self, unit: UnitRecord) -> UnitRecord:
-        """Return the unit's record with the epoch of its expert map, which its first rank writes to a document.
-
-        Without that document the record is unchanged.
-        """
-        if unit.state == "ended":
-            return unit  # the next `up` begins in epoch 0
-        try:
-            document = json.loads(read_file(self.launch_folder / epoch_file(unit.name)))
-            number, digest = int(document["number"]), str(document["digest"])
-            followed = digest_of(document["physical_to_logical"])
-            return replace(unit, epoch=number, epoch_digest=digest, map_in_service=followed)
-        except (OSError, ValueError, KeyError, TypeError):  # none, or one that the unit refuses too
-            return unit
 
     def has_record(self) -> bool:
         """Return whether the file with the record exists; False if the folder that we locked was replaced."""

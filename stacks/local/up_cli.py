@@ -38,6 +38,7 @@ from stacks.local.find import (
     find_started_here,
     nothing_runs_message,
 )
+from stacks.local.in_service import with_maps
 from stacks.local.played_day import read_length
 from stacks.local.record import Record
 from stacks.local.run_folder import RunFolder
@@ -189,7 +190,8 @@ def _stage_seconds(record: Record, planned: float) -> list[tuple[str, float]]:
 
 def _say_up(record: Record, plan: Plan, output_format: str) -> None:
     if output_format == "json":
-        print_json(record_json(record) | warnings_json(plan.warnings))
+        found = with_maps(record, deployment_folder(plan.name).launch_folder)
+        print_json(record_json(found) | warnings_json(plan.warnings))
         return
     if len(record.gateways) > 1:
         say("each gateway takes any call; when one is gone, ask another again with the same Idempotency-Key")

@@ -47,19 +47,19 @@ class ServingUnit(Protocol):
 
     @property
     def life(self) -> Hashable:
-        """A value that differs once the unit has started again, or once somebody else has changed its map."""
+        """A value that differs once the unit has started again."""
 
     @property
     def metrics(self) -> Sequence[str]:
         """The URLs of the metrics of the unit's ranks."""
 
     def map_in_service(self) -> InService:
-        """Return the map that the unit follows. Raises OSError or ValueError if the map cannot be read."""
+        """Return the map that the unit's ranks follow. Raises OSError or ValueError if they do not answer."""
 
-    def hand_over(self, rows: Rows) -> Ending:
-        """Let the unit switch to the map `rows`, and wait for the outcome.
+    def hand_over(self, rows: Rows, found: InService) -> Ending:
+        """Let the unit switch from `found` to the map `rows`, and wait for the outcome.
 
-        Raises OSError or ValueError if no rank answers.
+        The unit keeps its map if it is no longer in the epoch `found`. Raises OSError or ValueError if no rank answers.
         """
 
 
@@ -85,6 +85,7 @@ class LiveMaps:
         self._measured: dict[str, MeasuredLoads] = {}
         self._again_at: dict[str, float] = {}
         self._adopted: dict[str, InService] = {}  # by unit, what it has switched to last
+        self._found: dict[str, str] = {}  # by unit, the digest of its epoch at the last visit
         self._moved: dict[str, deque[Moved]] = {}  # by unit, what its last switches have moved
         self._thread = ThreadPoolExecutor(1, "maps")
         self._visit: Future[Visit] | None = None
@@ -115,12 +116,18 @@ class LiveMaps:
         """Visit a unit: read its row counts and, once they cover a whole period, decide about its map and switch."""
         try:
             found, rows = unit.map_in_service(), read_recorded(unit.metrics).loads
+            self._note_epoch(unit, found)
             halves = self._measured[unit.name].add(time.monotonic(), unit.life, rows)
             if found.epoch == 0 and (former := self._adopted.pop(unit.name, None)) is not None:
                 return self._restore(unit, found, former)
             return Visit(unit.name, in_service=found) if halves is None else self._decide(unit, found, halves)
         except (OSError, TidemillError, ValueError, LookupError) as error:
             return Visit(unit.name, f"its loads or its map cannot be read: {error}", has_failed=True)
+
+    def _note_epoch(self, unit: ServingUnit, found: InService) -> None:
+        """Measure a unit's loads anew if it has another map than before: loads of its former map decide nothing."""
+        if self._found.get(unit.name) != found.digest:
+            self._measured[unit.name], self._found[unit.name] = MeasuredLoads(self._limits.every_s), found.digest
 
     def _decide(self, unit: ServingUnit, found: InService, halves: Halves) -> Visit:
         """Switch a unit to a better map, if there is one within the limits.
@@ -152,11 +159,11 @@ class LiveMaps:
         former = self._moved.setdefault(unit.name, deque(maxlen=NUM_FORMER))
         planned = promise_of_plan(unit.rules, rows, unit.num_ranks, num_bytes)
         promised, before = promise(former, planned), read_totals(unit.metrics)
-        ending = unit.hand_over(rows)
+        ending = unit.hand_over(rows, found)
         if ending.reason is not None:
             return Visit(unit.name, f"it is in epoch {ending.number}: {ending.reason}", found, has_failed=True)
-        del self._measured[unit.name]  # loads of the former map decide nothing
-        self._adopted[unit.name] = adopted = InService(ending.number, rows, found.unit_digest)
+        self._adopted[unit.name] = adopted = InService(ending.number, rows, found.unit_digest, ending.digest)
+        self._note_epoch(unit, adopted)
         with suppress(OSError, ValueError):  # it has switched, whoever can be asked how
             moved = read_totals(unit.metrics).since(before)
             former.append(moved)

@@ -4,6 +4,7 @@ import http.server
 import json
 import threading
 import time
+from contextlib import contextmanager
 from itertools import chain
 from operator import ne
 from types import SimpleNamespace
@@ -69,6 +70,10 @@ class PlayedUnit:
         if self.in_flight is not None and not self.is_slow:
             self.switch(self.in_flight)
 
+    def hand_in(self, document):
+        """Follow a document at once, as when it comes by the first rank's socket."""
+        self.switch(json.dumps(document).encode())
+
     def propose(self, content):
         """Begin to follow a document. Refuse one that is not for the present epoch, or while a switch is under way."""
         try:
@@ -120,6 +125,13 @@ def unit(cluster, monkeypatch):
     """The unit, whose ranks listen at their addresses."""
     monkeypatch.setattr(live_maps, "POLL_S", 0.01)
     unit = PlayedUnit(cluster)
+    with served(unit):
+        yield unit
+
+
+@contextmanager
+def served(unit):
+    """Let the unit's ranks listen at their addresses."""
 
     class Rank(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -134,8 +146,8 @@ def unit(cluster, monkeypatch):
 
     servers = [http.server.ThreadingHTTPServer((each, names.Ports.METRICS), Rank) for each in ADDRESSES]
     for each in servers:
-        threading.Thread(target=each.serve_forever, daemon=True).start()
-    yield unit
+        threading.Thread(target=each.serve_forever, args=(0.01,), daemon=True).start()
+    yield
     for each in servers:
         each.shutdown()
         each.server_close()

@@ -102,7 +102,7 @@ class _UnitDay:
         self._rules, self._limits = rules, replace(written, max_bytes=round(written.max_bytes * self._share))
         self.loads = [plan.loads[layer] for layer in layers]
         (self._num_ranks,) = (each.ep_size for each in plan.layouts if each.phase == phase)
-        self._first = self._now = InService(0, [rows[layer] for layer in layers], "")
+        self._first = self._now = InService(0, [rows[layer] for layer in layers], "", "")
         self._life: int | None = None  # the minute in which the unit has started; None while it is off
         self._measured, self._counts = MeasuredLoads(written.every_s), np.zeros(np.shape(self.loads))
         self._decisions = self._switches = self._num_bytes = 0
@@ -149,7 +149,7 @@ class _UnitDay:
             self._begin(now)
 
     def _switch(self, rows: Rows, num_bytes: int) -> None:
-        self._now = InService(self._now.epoch + 1, rows, "")
+        self._now = InService(self._now.epoch + 1, rows, "", "")
         self._switches, self._num_bytes = self._switches + 1, self._num_bytes + num_bytes
 
     def _begin(self, now: float) -> None:

@@ -153,14 +153,18 @@ def test_another_expert_map_is_an_event():
     assert list(new_events(None, first, "12:00:04")) == [
         ("", "decode-0 follows expert map sha256:1: expert_load.live: max/mean 2 -> 1")
     ]
+    unknown = replace(look("ready"), units=(replace(look("ready").units[0], own_map=""),))
+    assert not [*new_events(first, unknown, "12:00:05"), *new_events(unknown, plain, "12:00:06")]
 
 
 def test_a_look_names_the_map_that_a_unit_follows():
-    """It has a short digest and the reason; a unit with the plan's map has neither, nor has a gateway."""
+    """It has a short digest and the reason, whatever the epoch's number; a unit with the plan's map has neither, nor
+    has a gateway, and of a unit whose ranks do not say it nothing is known."""
     kept = UnitRecord("chat-decode-0", "decode", "ready", 2, planned_map="sha256:0", map_in_service="sha256:0")
-    own = {"map_in_service": f"sha256:{'1' * 64}", "epoch": 3, "own_epoch": 3, "own_reason": "max/mean 2 -> 1"}
-    applied = {"map_in_service": f"sha256:{'2' * 64}", "epoch": 4, "own_epoch": 3}
-    units = (kept, replace(kept, name="chat-decode-1", **own), replace(kept, name="chat-decode-2", **applied))
+    own = {"map_in_service": f"sha256:{'1' * 64}", "epoch": 3, "epoch_digest": "sha256:3"}
+    own |= {"own_digest": "sha256:3", "own_reason": "max/mean 2 -> 1"}
+    applied = {"map_in_service": f"sha256:{'2' * 64}", "epoch": 3, "epoch_digest": "sha256:4", "own_digest": "sha256:3"}
+    units = (kept, *(replace(kept, **each) for each in (own, applied, {"map_in_service": ""})))
     found = look_here(
         Record("chat", "sha256:0", (GatewayRecord("chat-gateway-0", "http://127.0.0.1:8000"),), "m", units)
     )
@@ -169,6 +173,7 @@ def test_a_look_names_the_map_that_a_unit_follows():
         None,
         "sha256:111111111111: expert_load.live: max/mean 2 -> 1",
         "sha256:222222222222: tidemill experts apply",
+        "",
         None,
     ]
 
