@@ -115,7 +115,7 @@ def _no_such_unit(_):
 
 
 def _stays_in_its_epoch(_):
-    reason = "the epoch leaves an expert of MoE layer 0 without a slot, or invents one"
+    reason = "the epoch leaves expert 5 of MoE layer 0 without a slot"
     apply_cli._require_switched(Folder(record=DEMO), "demo-decode-0", {"number": 0, "reason": reason})
 
 

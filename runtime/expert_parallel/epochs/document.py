@@ -23,6 +23,7 @@ from runtime.launch import UnitLaunch, canonical_digest
 __all__ = ["MAX_DOCUMENT_BYTES", "Epoch", "Standing", "first_standing", "read_adopted_epoch", "read_epoch"]
 
 MAX_DOCUMENT_BYTES = 2**26  # as for a launch file, which holds such a map too
+SHOWN_CHARACTERS = 100  # assumed: a digest has 71, and a unit's name at most 63
 
 
 class Epoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,7 +87,7 @@ def _read_of_unit(content: bytes, launch: UnitLaunch) -> Epoch:
     epoch = _convert(document)
     computed = canonical_digest({key: value for key, value in document.items() if key != "digest"})
     if epoch.digest != computed:
-        raise EpochError(f"the epoch was changed: its digest says {epoch.digest}, its content is {computed}")
+        raise EpochError(f"the epoch was changed: its digest says {_cut(epoch.digest)}, its content is {computed}")
     _require(epoch, "unit", launch.unit, "it is for another unit")
     _require(epoch, "unit_digest", launch.unit_digest, "it is for another plan or model")
     _require(epoch, "places", launch.places, "this runtime serves a unit with all its places or not at all")
@@ -105,13 +106,13 @@ def _convert(document: dict[str, Any]) -> Epoch:
     try:
         return msgspec.convert(document, Epoch)
     except msgspec.ValidationError as error:
-        raise EpochError(f"the epoch is refused: {error}") from None
+        raise EpochError(f"the epoch is refused: {_cut(error)}") from None
 
 
 def _require(epoch: Epoch, name: str, expected: object, reason: str) -> None:
     found = getattr(epoch, name)
     if found != expected:
-        raise EpochError(f"the epoch's {name} ({found}) must be {expected}: {reason}")
+        raise EpochError(f"the epoch's {name} ({_cut(found)}) must be {_cut(expected)}: {reason}")
 
 
 def _check_map(layers: Sequence[Sequence[int]], current: Sequence[Sequence[int]]) -> None:
@@ -120,5 +121,15 @@ def _check_map(layers: Sequence[Sequence[int]], current: Sequence[Sequence[int]]
     for layer, (slots, held) in enumerate(zip(layers, current, strict=True)):
         if len(slots) != len(held):
             raise EpochError(f"the epoch has {len(slots)} slots in MoE layer {layer}, the unit {len(held)}")
-        if set(slots) != set(held):
-            raise EpochError(f"the epoch leaves an expert of MoE layer {layer} without a slot, or invents one")
+        if missing := sorted(set(held) - set(slots)):
+            raise EpochError(f"the epoch leaves expert {missing[0]} of MoE layer {layer} without a slot")
+        if unknown := sorted(set(slots) - set(held)):
+            raise EpochError(
+                f"the epoch has expert {unknown[0]} in MoE layer {layer}, and the model has no such expert"
+            )
+
+
+def _cut(found: object) -> str:
+    """Return the beginning of what a document says, which may have megabytes."""
+    said = str(found)
+    return said if len(said) <= SHOWN_CHARACTERS else f"{said[:SHOWN_CHARACTERS]}..."

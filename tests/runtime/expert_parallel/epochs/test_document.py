@@ -40,13 +40,28 @@ def test_the_next_epoch_of_this_unit_is_read():
         ({"reason": "better"}, "contains unknown field `reason`"),
         ({"physical_to_logical": [MAP[0]]}, "has 1 MoE layers, the unit 2"),
         ({"physical_to_logical": [[*MAP[0], 0, 1], MAP[1]]}, "has 18 slots in MoE layer 0, the unit 16"),
-        ({"physical_to_logical": [MAP[0], [0, *MAP[1][1:]]]}, "leaves an expert of MoE layer 1 without a slot"),
+        ({"physical_to_logical": [MAP[0], [0, *MAP[1][1:]]]}, "leaves expert 15 of MoE layer 1 without a slot"),
+        ({"physical_to_logical": [MAP[0], [*range(1, 17)]]}, "leaves expert 0 of MoE layer 1 without a slot"),
     ],
 )
 def test_a_document_for_something_else_is_refused(changes, said):
     """A document of another unit, plan, epoch or form is refused, and the message names what is wrong."""
     with pytest.raises(EpochError, match=said):
         read_epoch(epoch_document(LAUNCH, FIRST, OTHER, **changes), LAUNCH, FIRST)
+
+
+@pytest.mark.parametrize("name", ["unit", "unit_digest", "digest", "places", "an unknown field"])
+def test_a_reason_does_not_repeat_megabytes(name):
+    """The reason goes to the caller, to status and to logs."""
+    long = "u" * 2**20
+    changes = {long: 1} if name.startswith("an ") else {name: [long] if name == "places" else long}
+    content = json.dumps(json.loads(epoch_document(LAUNCH, FIRST, OTHER)) | changes).encode()
+    if name not in ("digest", "an unknown field"):
+        content = epoch_document(LAUNCH, FIRST, OTHER, **changes)
+    with pytest.raises(EpochError) as caught:
+        read_epoch(content, LAUNCH, FIRST)
+
+    assert len(str(caught.value)) < 400
 
 
 def test_a_document_from_before_another_change_is_refused():
