@@ -6,18 +6,16 @@ while the unit serves, so it says nothing about the map in service, and only the
 
 import json
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from planner.facts.digest import digest_of
 from planner.facts.files import read_file
 from stacks.local.hand_over import epoch_file
 from stacks.local.record import Record, UnitRecord
-from stacks.measured.epochs import fetch_epoch, read_in_service
+from stacks.measured.epochs import InService, fetch_epoch, read_in_service
 
 __all__ = ["with_maps"]
 
@@ -37,29 +35,28 @@ def _with_map(unit: UnitRecord, folder: Path) -> UnitRecord:
     if unit.state not in SERVING or not unit.metrics:
         return unit
     try:
-        page = fetch_epoch(f"http://{unit.metrics[0]}/metrics", unit.name, ASK_S)
-        found = read_in_service(page)
+        found = read_in_service(fetch_epoch(f"http://{unit.metrics[0]}/metrics", unit.name, ASK_S))
     except (OSError, ValueError) as error:
         return replace(unit, unread=f"its map cannot be read: {error}")
     digest = found.digest if found.epoch else None
     kept, followed = folder / epoch_file(unit.name), digest_of(found.rows)
-    forgets = None if _is_kept(kept, page) else f"{kept} does not hold this one"
+    forgets = None if _is_kept(kept, found) else f"{kept} does not hold this one"
     return replace(unit, epoch=found.epoch, epoch_digest=digest, map_in_service=followed, forgets=forgets)
 
 
-def _is_kept(kept: Path, page: Mapping[str, Any]) -> bool:
-    """Return whether a unit that starts again begins in the epoch of its `page`, by the document `kept`."""
-    if _next_start(kept, page) == page["digest"]:
+def _is_kept(kept: Path, found: InService) -> bool:
+    """Return whether a unit in the epoch `found` begins in it when it starts again, by the document `kept`."""
+    if _next_start(kept, found) == found.digest:
         return True
     time.sleep(WRITTEN_S)
-    return _next_start(kept, page) == page["digest"]
+    return _next_start(kept, found) == found.digest
 
 
-def _next_start(kept: Path, page: Mapping[str, Any]) -> str:
+def _next_start(kept: Path, found: InService) -> str:
     """Return the digest of the epoch in which a unit starts again: the document's or, if it is refused, epoch 0's."""
     try:
         document = json.loads(read_file(kept))
         digest = str(document.pop("digest"))
-        return digest if digest == digest_of(document) else str(page["unit_digest"])
+        return digest if digest == digest_of(document) else found.unit_digest
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return str(page["unit_digest"])
+        return found.unit_digest
