@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterable
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -240,6 +241,16 @@ def canonical_digest(value: Any) -> str:
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def find_slot_fault(layer: int, slots: Iterable[int], experts: Iterable[int]) -> str | None:
+    """Return which of the `experts` of a layer has no slot, or which slot's expert is none of them; None if all fit."""
+    held, wanted = {*slots}, {*experts}
+    for expert in sorted(wanted - held):
+        return f"leaves expert {expert} of MoE layer {layer} without a slot"
+    for expert in sorted(held - wanted):
+        return f"has expert {expert} in MoE layer {layer}, and the model has no such expert"
+    return None
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(_read_content(path))
@@ -335,13 +346,11 @@ def _check_kv_dtype(path: Path, launch: UnitLaunch) -> None:
 def _check_expert_map(path: Path, launch: UnitLaunch) -> None:
     if len({len(slots) for slots in launch.expert_map.physical_to_logical}) != 1:
         raise LaunchError(f"the launch file {path} does not give every MoE layer the same number of slots")
-    every_expert = set(range(launch.expert_map.num_logical_experts))
+    experts = range(launch.expert_map.num_logical_experts)
     for layer, slots in enumerate(launch.expert_map.physical_to_logical):
         if len(slots) % len(launch.ranks):
             raise LaunchError(
                 f"the launch file {path} does not divide its {len(slots)} slots among {len(launch.ranks)} ranks"
             )
-        if set(slots) != every_expert:
-            raise LaunchError(
-                f"the launch file {path} leaves an expert of MoE layer {layer} without a slot, or invents one"
-            )
+        if fault := find_slot_fault(layer, slots, experts):
+            raise LaunchError(f"the launch file {path} {fault}")

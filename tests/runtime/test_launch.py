@@ -68,6 +68,18 @@ def test_a_refusal_does_not_write_to_the_terminal(tmp_path):
     assert r"its unit_digest says \x1b[2J," in refusal(read_unit_launch, path)
 
 
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [([0, 1, 0, 1], "leaves expert 2 of MoE layer 1 without a slot"), ([0, 1, 2, 3], "has expert 3 in MoE layer 1")],
+)
+def test_an_expert_without_a_slot_or_a_model_is_named(tmp_path, layer, said):
+    """A map has all experts of the model and no others."""
+    slots = {"physical_to_logical": [[0, 1, 2, 0], layer]}
+    document = seal(UNIT | {"expert_map": UNIT["expert_map"] | slots})
+
+    assert said in refusal(read_unit_launch, write(tmp_path, document))
+
+
 def test_a_unit_reads_what_is_written(tmp_path):
     """A unit reads all values, and each place has its ranks."""
     launch = read_unit_launch(write(tmp_path, seal(UNIT)))

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from runtime.errors import EpochError
-from runtime.launch import UnitLaunch, canonical_digest
+from runtime.launch import UnitLaunch, canonical_digest, find_slot_fault
 
 __all__ = ["MAX_DOCUMENT_BYTES", "Epoch", "Standing", "first_standing", "read_adopted_epoch", "read_epoch"]
 
@@ -121,12 +121,8 @@ def _check_map(layers: Sequence[Sequence[int]], current: Sequence[Sequence[int]]
     for layer, (slots, held) in enumerate(zip(layers, current, strict=True)):
         if len(slots) != len(held):
             raise EpochError(f"the epoch has {len(slots)} slots in MoE layer {layer}, the unit {len(held)}")
-        if missing := sorted(set(held) - set(slots)):
-            raise EpochError(f"the epoch leaves expert {missing[0]} of MoE layer {layer} without a slot")
-        if unknown := sorted(set(slots) - set(held)):
-            raise EpochError(
-                f"the epoch has expert {unknown[0]} in MoE layer {layer}, and the model has no such expert"
-            )
+        if fault := find_slot_fault(layer, slots, held):
+            raise EpochError(f"the epoch {fault}")
 
 
 def _cut(found: object) -> str:
