@@ -219,7 +219,7 @@ class Change(Part):
     loads: Maybe[LoadSides] = None  # None if both plans were made for the same expert loads
     yardsticks: Maybe[Yardsticks] = None  # None if the change moves none
     clients: tuple[SpecField, ...]  # what callers have to change at the same time
-    unjudged: tuple[SpecField, ...]  # fields whose effect no figure here has
+    unjudged: tuple[SpecField, ...]  # fields that may do what no figure here shows
     decided: tuple[DecisionSides, ...]
     units: tuple[UnitChange, ...]
     experts: ExpertMoves

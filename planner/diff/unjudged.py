@@ -1,8 +1,9 @@
-"""Find the fields whose effect no figure of a diff has.
+"""Find the fields that differ and may do what no figure of a diff shows.
 
-A field that nobody thought of must not pass in silence. So every field of the spec that differs is named, whoever
-decided it, except for two kinds: fields that callers notice (`clients.py`), and the fields of `JUDGED`. A new field of
-the spec is named by default. If the plans differ and nothing in their specs does, that is named instead.
+Figures may show a part of what such a field does: `max_requests` also decides what a day answers. A field that nobody
+thought of must not pass in silence. So every field of the spec that differs is named, whoever decided it, except for
+two kinds: fields that callers notice (`clients.py`), and the fields of `JUDGED`. A new field of the spec is named by
+default. If the plans differ and nothing in their specs does, that is named instead.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -44,7 +45,7 @@ MAX_TEXT = 120  # characters of a path or of a value to show
 
 
 def find_unjudged(before: Plan, after: Plan, shown: Collection[str], added: Sequence[str] = ()) -> Iterator[SpecField]:
-    """Yield the fields that differ and whose effect no figure has, then files and what is `added` to pods.
+    """Yield the fields that differ and of which figures need not show all, then files and what is `added` to pods.
 
     `shown` are paths of fields that the diff names with their effect.
     """

@@ -275,7 +275,7 @@ def _clients(change: Change) -> Iterator[str]:
 
 def _unjudged(change: Change) -> Iterator[str]:
     if change.unjudged:
-        yield f"no figure shows what these do: {_join_limited(_format_fields(change.unjudged), MAX_CAUSES)}"
+        yield f"figures need not show all that these do: {_join_limited(_format_fields(change.unjudged), MAX_CAUSES)}"
 
 
 def _yardsticks(change: Change) -> Iterator[str]:

@@ -84,7 +84,7 @@ def _add_check(commands: Any) -> None:
         "--fail-on",
         metavar="LIST",
         help="conditions with commas between them: outage, degraded (or worse), slo, capacity, stale, nodes (that "
-        "another environment has too), unjudged (fields whose effect no figure shows), and cost+N%% for a day that "
+        "another environment has too), unjudged (fields that may do what no figure shows), and cost+N%% for a day that "
         "costs over N %% more",
     )
     check.add_argument("-o", dest="output", type=Path, metavar="FILE", help="write the plan's JSON here as well")

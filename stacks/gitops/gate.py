@@ -10,7 +10,7 @@
     cost+10%    a day, ordinary or not, costs over 10 % more than before
     stale       rendering the spec into its folder again would change a file, or a tool may read another one there
     nodes       another environment's units are on nodes of this one's
-    unjudged    a field differs whose effect no figure of the diff has, or callers have to change too
+    unjudged    a field differs that may do what no figure of the diff shows, or callers have to change too
 
 A change may move the yardsticks: traffic, promises, the load of predictions, prices. Then slo, capacity and cost are
 judged by those of the base as well, unless the change deploys nothing else.
@@ -229,12 +229,12 @@ def _explain_shared_nodes(evidence: Evidence) -> str:
 def _explain_unjudged(evidence: Evidence) -> str:
     """Say which changed fields a person has to judge; empty if there are none.
 
-    No figure shows the effect of some fields, and others require callers to change too.
+    Some fields may do what no figure shows, and others require callers to change too.
     """
     change = evidence.change
     if change is None:
         return ""
-    sides = ("no figure shows what these do", change.unjudged), ("callers have to change too", change.clients)
+    sides = ("figures need not show all that these do", change.unjudged), ("callers have to change too", change.clients)
     reasons = [f"{why}: {first_of([each.path for each in fields])}" for why, fields in sides if fields]
     return "; ".join([*reasons, "a person has to judge that"]) if reasons else ""
 

@@ -244,7 +244,7 @@ def test_promises_are_those_of_the_spec():
 
 
 def test_a_person_judges_what_figures_do_not(change):
-    """It refuses what no figure shows, and errors that callers get; no other condition is about these."""
+    """It refuses what figures need not show, and errors that callers get; no other condition is about these."""
     fields = {
         "unjudged": (SpecField(path="kubernetes.image", values=None),),
         "clients": (SpecField(path="gateway.port", values=None),),
@@ -253,7 +253,7 @@ def test_a_person_judges_what_figures_do_not(change):
 
     assert (found.condition, found.reason) == (
         "unjudged",
-        "no figure shows what these do: kubernetes.image; callers have to change too: gateway.port;"
+        "figures need not show all that these do: kubernetes.image; callers have to change too: gateway.port;"
         " a person has to judge that",
     )
     assert _held("unjudged", change) == _held("unjudged", None) == []
