@@ -65,9 +65,9 @@ class Prometheus(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running_prometheus() -> Iterator[str]:
+def running_prometheus(handler=Prometheus) -> Iterator[str]:
     """Start the stand-in, and yield its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Prometheus)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
