@@ -17,6 +17,7 @@ Kind = Literal["bytes", "link", "time"]
 
 MS_PER_S = 1e3
 US_PER_S = 1e6
+US_PER_MS = 1e3
 BITS_PER_BYTE = 8
 BYTES_PER_GBIT = 1e9 / BITS_PER_BYTE
 

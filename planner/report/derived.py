@@ -455,7 +455,7 @@ def _assumed_rows(plan: Plan) -> Iterator[Row]:
         yield from make_rows("assumed", ("request_lengths", lengths or None, "", "assumed", why))
     of_phases = [performance[phase] for phase in plan.spec.phases if phase in performance]  # a file sorts its keys
     evidence = [each.evidence for each in of_phases if each.evidence]
-    if unmeasured := next((each.why for each in evidence if each.family == "none"), None):
+    if unmeasured := "; ".join(each.why for each in evidence if each.family == "none"):
         yield from make_rows("assumed", (f"speed of {plan.engine}", NEVER_MEASURED, "", "assumed", unmeasured))
     for name, source in plan.assumed.items():
         why = source.removeprefix(f"{ASSUMED}: ")

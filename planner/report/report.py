@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from planner.facts.quantities import US_PER_MS
 from planner.plan.row import Row
 
 # unit -> (smallest number that is written without decimals, number of decimals of smaller ones)
@@ -62,6 +63,11 @@ def format_range(row: Row) -> tuple[str, str]:
     """Return (low, high), the formatted ends of a row's range. Both are empty if the row has no range."""
     low, high = ("" if each is None else _format_number(each, row.unit) for each in (row.low, row.high))
     return low, high
+
+
+def format_microseconds(us: float) -> str:
+    """Return a time as text, in µs below a millisecond and in ms from there on."""
+    return f"{us / US_PER_MS:,.1f} ms" if us >= US_PER_MS else f"{us:,.1f} µs"
 
 
 def _format_number(value: float | str, unit: str) -> str:

@@ -9,7 +9,7 @@ from planner.facts.quantities import US_PER_S
 from planner.facts.terms import Phase
 from planner.plan.plan import Plan
 from planner.report.page.figures import Bar, Bars, Figure, Mark, Segment, Table, by_phase
-from planner.report.report import Report, format_value
+from planner.report.report import Report, format_microseconds, format_value
 
 MEMORY = {
     "weights_bytes": "weights",
@@ -135,23 +135,27 @@ def _timeline(title: str, timeline: LayerTimeline) -> Bars:
         track = f"{'compute' if span.track == 'compute' else 'exchange'} {span.micro_batch + 1}"
         tracks.setdefault(track, []).extend(_segments(span, whole))
     rows = [
-        (span.name, f"{span.micro_batch + 1}", f"{span.begins * US_PER_S:,.1f}", f"{span.lasts * US_PER_S:,.1f}")
+        (
+            span.name,
+            f"{span.micro_batch + 1}",
+            *(format_microseconds(each * US_PER_S) for each in (span.begins, span.lasts)),
+        )
         for span in spans
     ]
     return Bars(
         title,
         [Bar(track, "", segments) for track, segments in tracks.items()],
-        Table(("stage", "micro-batch", "begins µs", "lasts µs"), rows),
+        Table(("stage", "micro-batch", "begins", "lasts"), rows),
         legend=STAGES,
-        note=f"A layer takes {whole:,.1f} µs, {exposed:,.1f} µs of them waiting for exchanges. "
-        f"The links between GPUs are in use for {exchanging / whole:.1%} of it.",
+        note=f"A layer takes {format_microseconds(whole)}, {format_microseconds(exposed)} of them waiting for "
+        f"exchanges. The links between GPUs are in use for {exchanging / whole:.1%} of it.",
     )
 
 
 def _segments(span: Span, whole: float) -> Iterator[Segment]:
     """Yield the segments of a span that recurs in every layer: what is beyond the layer's end wraps to its start."""
     begin, lasts, kind = span.begins * US_PER_S % whole, span.lasts * US_PER_S, _stage_kind(span.name)
-    words = f"{span.name} {lasts:,.1f} µs"
+    words = f"{span.name} {format_microseconds(lasts)}"
     yield Segment(begin, min(begin + lasts, whole), kind, words)
     if begin + lasts > whole:
         yield Segment(0.0, begin + lasts - whole, kind, words)

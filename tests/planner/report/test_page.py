@@ -22,7 +22,7 @@ from planner.report.page.nodes import show_nodes
 from planner.report.page.page import plan_page
 from planner.report.page.published import show_published
 from planner.report.page.sections import sections_of
-from planner.report.report import Report, format_value
+from planner.report.report import Report, format_microseconds, format_value
 from planner.report.rows import report_of
 from planner.report.text import plan_text
 from planner.rules.check import change_spec, check_spec
@@ -194,7 +194,13 @@ def test_a_timeline_waits_as_long_as_the_plan_predicts(shipped):
     page = plan_page(shipped)
 
     for each in shipped.performance.values():
-        assert f"µs, {each.exposed_us:,.1f} µs of them waiting" in page
+        assert f", {format_microseconds(each.exposed_us)} of them waiting" in page
+
+
+@pytest.mark.parametrize(("us", "text"), [(0.0, "0.0 µs"), (999.4, "999.4 µs"), (1000, "1.0 ms"), (36689.1, "36.7 ms")])
+def test_a_time_has_the_unit_of_its_size(us, text):
+    """Nobody reads thirty-seven thousand microseconds."""
+    assert format_microseconds(us) == text
 
 
 def test_words_beside_charts_say_what_the_bars_show(shipped):
@@ -202,7 +208,8 @@ def test_words_beside_charts_say_what_the_bars_show(shipped):
     page = plan_page(shipped)
     decode, stages = shipped.performance["decode"], shipped.performance["decode"].stages_us
     busy = [2 * (each["dispatch"] + each["combine"]) for each in (stages, shipped.performance["prefill"].stages_us)]
-    layers = [float(each.replace(",", "")) for each in re.findall(r"A layer takes ([\d,.]+) µs", page)]
+    found = re.findall(r"A layer takes ([\d,.]+) (ms|µs)", page)
+    layers = [float(each.replace(",", "")) * {"ms": 1e3, "µs": 1}[unit] for each, unit in found]
     shares = [float(each) / 100 for each in re.findall(r"in use for ([\d.]+)% of it", page)]
     mean = sum(shipped.expert_maps[shipped.balance["decode"].expert_map].max_over_mean) / 58
 

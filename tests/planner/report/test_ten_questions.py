@@ -109,7 +109,8 @@ def test_which_values_are_assumed(page, said):
 
     assert [row["name"] for row in rows if row["name"] not in table or row["note"] not in table] == []
     assert [row["name"] for row in rows if not row["note"]] == []
-    assert "speed of tidemill\tnever measured\tnobody has measured" in table
+    assert "speed of tidemill\tnever measured\tnobody has measured prefill units" in table
+    assert "; nobody has measured decode units on tidemill" in table
     assert "speed of tidemill (never measured)" in section(page, "summary")
     assert len(rows) >= 9
 
