@@ -5,7 +5,7 @@ steps take longer, and prefill units are busy more of the time, so prompts wait 
 highest rate waits or is refused, whatever `slo` promises. It stays a warning, since the profile may be a wish.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil
 
 from planner.cost.demand import PhaseLoad
@@ -32,12 +32,14 @@ def units_meet_demand(c: Candidate) -> Iterator[Finding]:
         refusing = [load for load, served in hours if served is None]
         serving = [(load, served) for load, served in hours if served is not None]
         if refusing:
-            yield _report_excess(c.resolved, max(refusing, key=lambda load: load.load))
+            load = max(refusing, key=lambda load: load.load)
+            yield _report_excess(c.resolved, load, _fix(c.resolved, load, refusing))
         if serving:
-            yield from _report_slow_units(c.resolved, *max(serving, key=lambda each: each[0].load))
+            load, served = max(serving, key=lambda each: each[0].load)
+            yield from _report_slow_units(c.resolved, load, served, _fix(c.resolved, load, refusing))
 
 
-def _report_excess(spec: ResolvedSpec, load: PhaseLoad) -> Finding:
+def _report_excess(spec: ResolvedSpec, load: PhaseLoad, fix: str) -> Finding:
     """Return the warning about a peak load above the highest rate of the units that are on."""
     units = f"{load.phase} units"
     if load.most_per_s:
@@ -54,7 +56,7 @@ def _report_excess(spec: ResolvedSpec, load: PhaseLoad) -> Finding:
     asked += over if load.hours_beyond else ""
     broken = " and ".join(_promises(spec, load.phase))
     reason += f", and {broken} {'are' if ' and ' in broken else 'is'} not kept" if broken else ""
-    return Finding("traffic", None, f"W138 {asked}", reason, _fix(spec, load))
+    return Finding("traffic", None, f"W138 {asked}", reason, fix)
 
 
 def _income_in_words(spec: ResolvedSpec, load: PhaseLoad) -> str:
@@ -66,7 +68,7 @@ def _income_in_words(spec: ResolvedSpec, load: PhaseLoad) -> str:
     return ", and income does not count them" if cost and cost.prices is not None and load.day is None else ""
 
 
-def _report_slow_units(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) -> Iterator[Finding]:
+def _report_slow_units(spec: ResolvedSpec, load: PhaseLoad, served: Prediction, fix: str) -> Iterator[Finding]:
     """Yield a warning for each promised latency that the units miss when they serve all of the peak load."""
     means = {"slo.ttft_ms": served.ttft_seconds, "slo.tpot_ms": served.tpot_seconds}
     over = f", and for more than that during {load.hours_over:.3g} h of that day" if load.hours_over else ""
@@ -81,7 +83,7 @@ def _report_slow_units(spec: ResolvedSpec, load: PhaseLoad, served: Prediction) 
             )
             name = path.removeprefix("slo.").removesuffix("_ms").upper()
             reason = f"{_load_in_words(served)}, with which {name} is predicted at {mean.mid * MS_PER_S:,.1f} ms"
-            yield Finding(path, promised, rule, reason, _fix(spec, load))
+            yield Finding(path, promised, rule, reason, fix)
 
 
 def _within_ttft_in_words(spec: ResolvedSpec, load: PhaseLoad) -> str:
@@ -106,25 +108,31 @@ def _time_in_words(load: PhaseLoad) -> str:
     return f"{load.at}{f' on {load.day}' if load.day else ''}"
 
 
-def _fix(spec: ResolvedSpec, load: PhaseLoad) -> str:
-    """Return words for how to have more units on at the peak."""
-    return f"{_offer_units(spec, load)}{SEE_SIMULATE}"
+def _fix(spec: ResolvedSpec, load: PhaseLoad, refusing: Sequence[PhaseLoad]) -> str:
+    """Return words for how to have more units on at the peak, and at `refusing` hours of that day at which all are."""
+    return f"{_offer_units(spec, load, [each for each in refusing if each.day == load.day])}{SEE_SIMULATE}"
 
 
-def _offer_units(spec: ResolvedSpec, load: PhaseLoad) -> str:
+def _offer_units(spec: ResolvedSpec, load: PhaseLoad, refusing: Sequence[PhaseLoad]) -> str:
     units = f"{load.phase}.units"
     if spec.has_windows_of_traffic and units not in spec.document.autos:
         return f"write {units}: auto, for as many as the traffic asks for"
     if load.are_all_on:
-        layout = lay_out(spec, load.phase)
-        num_units = ceil(load.load * layout.num_units)
-        nodes = num_units * layout.nodes_per_unit
-        return (
-            f"all {load.phase} units are on then: plan {num_units:,} of them, which take {nodes:,} nodes, and more "
-            "cluster.nodes unless enough are free"
-        )
+        return f"all {load.phase} units are on then: plan {_say_enough(spec, load)}"
     fix = f"turn on more {load.phase} units at that time"
-    return f"{fix}, and plan more for {load.all_on_beyond}, when all are on" if load.all_on_beyond else fix
+    full = [each for each in refusing if each.are_all_on]
+    if not full or not load.all_on_beyond:
+        return fix
+    fullest = max(full, key=lambda each: each.load)
+    return f"{fix}; for {load.all_on_beyond}, when all are on, plan {_say_enough(spec, fullest)}"
+
+
+def _say_enough(spec: ResolvedSpec, load: PhaseLoad) -> str:
+    """Say how many units serve a load at which all are on, and what they take."""
+    layout = lay_out(spec, load.phase)
+    num_units = ceil(load.load * layout.num_units)
+    nodes = num_units * layout.nodes_per_unit
+    return f"{num_units:,} of them, which take {nodes:,} nodes, and more cluster.nodes unless enough are free"
 
 
 RULES = (Rule("W115 W138", "predicted", units_meet_demand),)

@@ -1,6 +1,7 @@
 """Promises of a day that asks for more than its units make."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -61,7 +62,8 @@ def test_a_phase_of_which_no_unit_is_on_keeps_nothing(spec):
         (
             False,
             "12:00-14:00",
-            "turn on more prefill units at that time, and plan more for 12:00-14:00, when all are on",
+            "turn on more prefill units at that time; for 12:00-14:00, when all are on, plan 2 of them, which take 2 "
+            "nodes, and more cluster.nodes unless enough are free",
         ),
         (
             True,
@@ -74,7 +76,8 @@ def test_a_phase_of_which_no_unit_is_on_keeps_nothing(spec):
 def test_more_units_are_planned_where_none_is_left_to_turn_on(are_all_on, all_on_beyond, fix, spec):
     """A schedule that has every unit on cannot turn on more of them."""
     load = PhaseLoad("prefill", "20:00", 300.0, 100.0, 100.0, 0.0, are_all_on=are_all_on, all_on_beyond=all_on_beyond)
-    (found,) = overloads(spec, [load])
+    at_noon = replace(load, at="12:00", asked_per_s=150.0, are_all_on=True)
+    (found,) = overloads(spec, [load, at_noon] if all_on_beyond else [load])
 
     assert found.fix == f"{fix} (tidemill simulate shows how long requests wait)"
 
@@ -93,7 +96,7 @@ def test_the_published_day_leaves_decode_units_off_and_prefill_has_time():
         "and for more than they can make during 8.5 h of that day"
     )
     assert str(found.fix).startswith(
-        "turn on more decode units at that time, and plan more for 10:00-11:00, 14:00-17:00, 20:00-23:00, "
+        "turn on more decode units at that time; for 10:00-11:00, 14:00-17:00, 20:00-23:00, "
     )
 
 
