@@ -28,11 +28,11 @@ NODES = (
 # (section, name) of a plan's row -> what was published of it
 PUBLISHED: Mapping[tuple[str, str], str] = {
     ("schedule", "peak_nodes"): "278",
-    ("schedule", "mean_nodes"): "226.75",
+    ("schedule", "mean_nodes_taken"): "226.75",
     ("performance.prefill", "tokens_per_s_per_node_with_hits"): "about 73,700",
     ("performance.decode", "tokens_per_s_per_node"): "about 14,800",
     ("performance.decode", "tokens_per_s_per_user"): "20 to 22",
     ("cost", "usd_per_day"): "$87,072",
     ("cost", "revenue_if_all_answered_usd_per_day"): "$562,027, called theoretical",
-    ("cost", "markup"): "545%, called cost profit margin",
+    ("cost", "markup"): "545% if all is answered, called cost profit margin",
 }

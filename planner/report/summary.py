@@ -70,11 +70,14 @@ def _day_sentence(report: Report) -> str:
 
 
 def describe_day(report: Report) -> str:
-    """Return words on the schedule: when most and fewest nodes are on, with which units, and on other days."""
+    """Return words on the schedule: when most and fewest nodes are on, with which units, and on other days.
+
+    The mean counts nodes as the bill does: those of units that warm up or drain are taken too.
+    """
     line = _state_in_words(report, "most")
     if report.text("schedule", "most_nodes") != report.text("schedule", "fewest_nodes"):
-        mean = report.text("schedule", "mean_nodes")
-        line = f"most {line}, fewest {_state_in_words(report, 'fewest')}, {mean} on average"
+        mean = report.text("schedule", "mean_nodes_taken")
+        line = f"most {line}, fewest {_state_in_words(report, 'fewest')}, {mean} taken on average"
     others = [
         report.text(f"schedule.other_days.{each}", "days") for each in _star_parts(report, "schedule.other_days.*")
     ]

@@ -12,7 +12,7 @@ from planner.report.report import Report
 
 TITLES = {
     "peak_nodes": "nodes at most",
-    "mean_nodes": "nodes on average",
+    "mean_nodes_taken": "nodes taken on average, with warm-up and drain",
     "tokens_per_s_per_node_with_hits": "prefill: tokens/s of a node, cache hits included",
     "tokens_per_s_per_node": "decode: tokens/s of a node",
     "tokens_per_s_per_user": "decode: tokens/s of a user",

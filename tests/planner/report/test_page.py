@@ -99,7 +99,8 @@ def test_deepseek_s_day_stands_beside_plans_of_its_spec_alone(shipped):
 
     assert nodes.reach == 278
     assert [planned for *_, planned, _ in nodes.table.rows] == [published for *_, published in nodes.table.rows]
-    assert ("nodes on average", "226.75", "226.75") in figures.rows
+    assert ("nodes taken on average, with warm-up and drain", "228.94", "226.75") in figures.rows
+    assert [cost for title, *cost in figures.rows if title == "cost of the day"] == [["$87,912", "$87,072"]]
     assert not [planned for _, planned, _ in figures.rows if planned == "-"]
     assert list(show_published(compile_plan(other), Report(()))) == []
 

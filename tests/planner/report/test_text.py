@@ -59,7 +59,7 @@ def test_the_first_lines_answer_what_is_asked(shipped):
     assert lines["units"].startswith("29 prefill units of 4 nodes, 9 decode units of 18 nodes: 278 of 278 nodes (")
     assert lines["day"] == (
         "most 278 nodes 08:30-00:00 (29 prefill, 9 decode), fewest 68 nodes 03:30-06:30 (8 prefill, 2 decode), "
-        "226.75 on average; the controller switches units"
+        "228.94 taken on average; the controller switches units"
     )
     assert lines["cost"] == (
         "$87,912 a day at $2 per GPU-hour; $0.5288 ($0.5237 to $1.0052) per million output or $0.1461 ($0.1447 to "
