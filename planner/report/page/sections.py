@@ -47,10 +47,20 @@ class Section:
 def sections_of(plan: Plan, before: Plan | None) -> Iterator[Section]:
     """Yield the sections that have figures, in the page's order."""
     new, old = (as_run(plan), report_of(plan)), (as_run(before), report_of(before)) if before else None
-    yield Section("nodes", "Nodes", NODES_INTRO, [(show_nodes(old[0]) if old else None, show_nodes(new[0]))])
+    yield Section("nodes", "Nodes", NODES_INTRO, [_nodes_pair(old[0] if old else None, new[0])])
     for key, (title, show) in FIGURES.items():
         if pairs := _pairs(show, old, new):
             yield Section(key, title, "", pairs)
+
+
+def _nodes_pair(before: Plan | None, after: Plan) -> tuple[Nodes | None, Nodes]:
+    """Return the pictures of nodes before and after. Both are the new one, with its loads, if they look alike."""
+    new = show_nodes(after)
+    if before is None:
+        return None, new
+    old = show_nodes(before)
+    is_alike = (old.racks, old.tables, old.facts["states"]) == (new.racks, new.tables, new.facts["states"])
+    return (new if is_alike else old), new
 
 
 def _pairs(show: Show, before: Running | None, after: Running | None) -> list[tuple[Figure | None, Figure | None]]:

@@ -304,6 +304,15 @@ def test_a_change_stands_on_top_with_each_figure_beside_the_earlier_one(spec_fil
     assert "before and after alike</p>" in text, "no unit moves"
 
 
+def test_nodes_that_keep_their_units_are_drawn_once(shipped):
+    """Another load draws no second grid, but other hours do. The dashed line has a legend."""
+    changes = ({}, {"demand": None}, {"schedule": None})
+    pages = [plan_page(shipped.model_copy(update=fields), shipped) for fields in changes]
+
+    assert [page.count('class="racks"') for page in pages] == [1, 1, 2]
+    assert plan_page(shipped).count('class="now"') == plan_page(shipped).count("the time chosen at the nodes") > 0
+
+
 def test_a_figure_stands_beside_the_earlier_one_of_its_subject(shipped):
     """Where the planner decides nothing any more, what is assumed still stands beside what was assumed."""
     after = compile_plan(change_spec(check_spec(SPECS / "deepseek-h800.yaml"), {"decode.units": 9, "schedule": None}))
