@@ -266,6 +266,19 @@ class Candidate:
         predicted = {key: self._predict_at(each) for key, each in of_loads.items()}
         return tuple((each, predicted[each.phase, each.load]) for each in found)
 
+    def at_peak(self, phase: Phase) -> "Prediction | None":
+        """Predict a phase in the fullest hour of an ordinary day.
+
+        Return None if that asks for no more than the operating point, or for more than units can keep up with.
+        """
+        from planner.estimate.overload import most_requests, predict_at_peak
+
+        outlook = next(each for each in self.speed if each.phase == phase)
+        load = next((each for each in self.demand_on(None) if each.phase == phase and each.is_over), None)
+        if load is None or not load.served_per_s:
+            return None
+        return predict_at_peak(outlook, most_requests(self.spec, self.memory, outlook), load.load)
+
     def _predict_at(self, load: "PhaseLoad") -> "Prediction | None":
         from planner.estimate.overload import most_requests, predict_at_load
         from planner.estimate.utilisation import relative_utilisation

@@ -61,5 +61,13 @@ def predict_at_load(outlook: PhaseOutlook, most_requests: float, load: float) ->
     return predict(_with_requests(case, many), found.evidence)
 
 
+def predict_at_peak(outlook: PhaseOutlook, most_requests: float, load: float) -> Prediction | None:
+    """Predict a phase as `predict_at_load` does, but decode units that are asked for more at their most requests."""
+    found = predict_at_load(outlook, most_requests, load)
+    if found is None and outlook.prediction is not None and outlook.case is not None and outlook.phase == "decode":
+        return predict(_with_requests(outlook.case, most_requests), outlook.prediction.evidence)
+    return found
+
+
 def _with_requests(case: Case, requests: float) -> Case:
     return replace(case, point=replace(case.point, requests=requests))

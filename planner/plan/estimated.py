@@ -132,7 +132,11 @@ def _performance(outlook: PhaseOutlook, candidate: Candidate) -> dict[str, Any]:
         return {"not_predicted": outlook.why_not}
     rate, usual, point = found.tokens_per_s_per_gpu, found.step.usual, found.point
     hits = found.tokens_per_s_with_hits
+    at_peak = candidate.at_peak(found.phase)
+    peaks = _mean_latencies(at_peak) if at_peak else {}
     return _latencies(found) | {
+        "peak_ttft_ms": None if (ttft := peaks.get("ttft_ms")) is None else ttft.mid * MS_PER_S,
+        "peak_tpot_ms": None if (tpot := peaks.get("tpot_ms")) is None else tpot.mid * MS_PER_S,
         "engine": found.engine,
         "operating_point": {field: getattr(point, field) for field in POINTS[found.phase]}
         | {"derived": point.is_derived},

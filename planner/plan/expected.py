@@ -137,6 +137,8 @@ class Performance(Part):
     tpot_p99_ms: Maybe[Range] = None
     ttft_ms: Maybe[Range] = None
     ttft_p99_ms: Maybe[Range] = None
+    peak_ttft_ms: Maybe[Rounded] = None  # mean in an ordinary day's fullest hour, if above the point's load
+    peak_tpot_ms: Maybe[Rounded] = None
     queued_steps: Maybe[Rounded] = None  # mean wait of a prompt; None at utilisation 1
     kv_transfer_ms: Maybe[Rounded] = None
     step_ms: Maybe[Rounded] = None

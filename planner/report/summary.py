@@ -190,7 +190,9 @@ def _latency_caveats(report: Report, phase: str, name: str) -> str:
     leaves_out = report.text(f"performance.{phase}", "ttft_leaves_out") if name == "ttft" else ""
     load = report.find(f"demand.{phase}", "highest_load")
     is_fuller = load is not None and isinstance(load.value, float) and load.value > 1
-    fuller = f"; longer at the peak, with {format_value(load)} of this load" if load and is_fuller else ""
+    peak = report.text(f"performance.{phase}", f"peak_{name}_ms")
+    longer = f"mean {peak} ms" if peak else "longer"
+    fuller = f"; {longer} at the peak, with {format_value(load)} of this load" if load and is_fuller else ""
     return f"{fuller}{f', {leaves_out}' if leaves_out else ''}"
 
 

@@ -74,8 +74,9 @@ def test_the_first_lines_answer_what_is_asked(shipped):
     assert lines["speed"].startswith("tokens/s per GPU: prefill 4,024 (2,012 to 5,226), decode 1,715 (")
     assert lines["TTFT"] == (
         "mean 3,480 ms (2,680 to 6,958), p99 10,376 ms (7,989 to 20,749); "
-        "longer at the peak, with 109.3% of this load; no slo.ttft_ms"
+        "mean 3,769 ms at the peak, with 109.3% of this load; no slo.ttft_ms"
     )
+    assert lines["TPOT"].endswith("; mean 66.4 ms at the peak, with 135.8% of this load; no slo.tpot_ms")
     assert lines["failure"].startswith(
         "worst: losing the only gateway stops all; next: losing one GPU, node or rack (decode-0 rank 0) "
         "stops 1 of 2 decode units (50.0%) at 03:30, with fewest on, and up to $3,343 of an hour's income; 1 of 9 "
