@@ -8,6 +8,7 @@ A file that was edited by hand, truncated, or made up must not reach a cluster. 
     facts           the nodes and maps of units are those that the spec allows
     the document    its digest
     what runs       rebuilt from the facts and compared
+    the report      is there, so that readers compute the plan's figures anew
     extra keys      writing the plan again gives the same JSON
 
 Loading plans nothing: a loaded plan is carried out as written. `spec_digest` is not recomputed. It covers defaults, so
@@ -69,6 +70,8 @@ def load_plan(content: bytes, path: Path) -> Plan:
     of_whole = chain(_check_document_digest(plan, data), _check_rebuilt(plan, spec, data))
     for finding in chain(of_parts, of_whole):
         raise CallError([finding.at(str(path))])
+    if plan.report is None:  # a deployed part alone, whose figures nobody computes anew
+        raise plan_error(path, NO_PLAN, "it has no report")
     for key, _ in _differences(data, plan.as_json()):
         raise plan_error(path, NO_PLAN, f"{key} is not as this version of tidemill writes it")
     return plan

@@ -15,6 +15,7 @@ from planner.facts import files
 from planner.facts.digest import pretty_json
 from planner.plan.load import load_plan
 from planner.plan.plan import document_digest
+from planner.problems.errors import CallError
 from planner.report.rows import report_of
 from planner.rules.check import change_spec, check_spec
 from tests.planner.test_shipped_specs import SPECS
@@ -65,6 +66,12 @@ def test_an_invented_figure_is_replaced_and_told(section, document, tmp_path):
     assert report_of(computed).rows == report_of(honest).rows
     assert all(getattr(computed, name) == getattr(honest, name) for name in COMPUTED if name != "warnings")
     assert f"figures of this plan are computed anew: its file has others ({section})" in note
+
+
+def test_a_plan_file_without_its_report_is_refused(document, tmp_path):
+    """It passed for a rendered folder's plan, which has no figures to compute, and its own were shown unchecked."""
+    with pytest.raises(CallError, match="must be a plan that tidemill wrote; it has no report; "):
+        load({name: value for name, value in document.items() if name != "report"}, tmp_path)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in SPECS.glob("*.yaml")))
