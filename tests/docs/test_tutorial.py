@@ -53,4 +53,7 @@ def test_it_says_what_is_missing(kept, prefix, found):
     status, printed, said = _measure(kept, prefix)
 
     assert (status, printed) == (1, "")
-    assert f"{prefix}prompt_tokens_total: {found} days found\na day needs all 24 hours: is {prefix} the metrics' prefix" in said
+    assert (
+        f"{prefix}prompt_tokens_total: {found} days found\na day needs all 24 hours: is {prefix} the metrics' prefix"
+        in said
+    )
