@@ -17,11 +17,13 @@ from planner.estimate.throughput.intervals import Estimate
 from planner.estimate.throughput.predict import Prediction
 from planner.expert_map import ExpertMap, Sizes
 from planner.facts.day import DAY_MINUTES
+from planner.facts.quantisation import KV_BYTES
 from planner.facts.quantities import MS_PER_S, US_PER_S
 from planner.facts.terms import Phase
 from planner.layout.layout import PhaseLayout
 from planner.layout.memory import staging_bytes
 from planner.plan.expected import ORDINARY, Miss, PolicyChoice
+from planner.plan.launch import kv_dtype_of
 from planner.plan.sections import Map
 
 POINTS = {
@@ -99,18 +101,18 @@ def _cost(candidate: Candidate) -> Cost | None:
 def _kv_cache(candidate: Candidate) -> KvCache | None:
     """Return the estimate of the prefix cache.
 
-    Return None if the spec says nothing of a cache, or if the size of KV is unknown.
+    Return None if the spec says nothing of a cache, or has no traffic.
     """
     layout, traffic, kept = candidate.layouts[0], candidate.spec.traffic, candidate.spec.kv_cache
-    memory = next((each for each in candidate.memory if each.phase == layout.phase), None)
-    if memory is None or traffic is None or not (traffic.cache_hit_rate or traffic.trace or kept.memory):
+    if traffic is None or not (traffic.cache_hit_rate or traffic.trace or kept.memory):
         return None
     disks = Disks(
         is_shared=candidate.spec.kubernetes.kv_cache_claim is not None,
         price=candidate.spec.cost.disk if candidate.spec.cost else None,
     )
     nodes, reuse = _prompt_nodes(candidate, layout), candidate.resolved.reuse
-    return kv_cache(traffic, kept, memory.kv_bytes_per_token, nodes, reuse, disks)
+    token_bytes = candidate.resolved.loaded_model.kv_bytes_per_token(KV_BYTES[kv_dtype_of(candidate.spec)])
+    return kv_cache(traffic, kept, token_bytes, nodes, reuse, disks)
 
 
 def _prompt_nodes(candidate: Candidate, layout: PhaseLayout) -> PromptNodes:

@@ -117,7 +117,8 @@ def _load_sentence(report: Report) -> str:
     """Return the sentence on whether units can serve the traffic, their peak load, and the answered share."""
     phases, answered = _star_parts(report, "demand.*"), report.text("cost", "answered_share")
     if not phases:
-        return "not known: no speed is predicted" if answered else "unknown: the spec has no traffic"
+        unknown = (report.find(f"performance.{each}", "not_predicted") for each in _star_parts(report, "performance.*"))
+        return "unknown: no speed is predicted" if all(unknown) else "unknown: the spec has no traffic"
     short, peaks, slowest = [], [], []
     for phase in phases:
         names = ("hours_beyond", "times_beyond", "highest_load_of_most", "highest_load_of_most_at_slowest")

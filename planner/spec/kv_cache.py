@@ -37,7 +37,7 @@ class KvCacheSpec(Section):
     memory: Annotated[int, *quantity("bytes", least="1MiB", most="1024TiB")] | None = Field(
         default=None,
         description="Host memory in which each rank that computes prompts keeps KV that no running request uses.",
-        examples=["64GiB"],
+        examples=["48GiB"],
     )
     disk: KvDiskSpec | None = Field(
         default=None,

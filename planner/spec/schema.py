@@ -243,7 +243,7 @@ class Spec(Section):
     kv_cache: KvCacheSpec = Field(
         default=KvCacheSpec(),
         description="Where the KV of prompts is kept, so that later prompts with the same beginning reuse it.",
-        examples=[{"memory": "64GiB", "disk": {"path": "/mnt/nvme/kv", "size": "4TB", "bandwidth": "6GB/s"}}],
+        examples=[{"memory": "48GiB", "disk": {"path": "/mnt/nvme/kv", "size": "4TB", "bandwidth": "6GB/s"}}],
     )
     gateway: GatewaySpec = Field(
         default=GatewaySpec(), description="HTTP gateway that clients call.", examples=[{"port": 8000}]

@@ -116,6 +116,21 @@ def test_the_first_lines_name_unknown_figures(shipped):
     assert lines["blockers"] == "none known"
     assert lines["TTFT"] == lines["TPOT"] == "not predicted"
     assert lines["units"].endswith("3 of 3 nodes (2 CPU ranks each)")
+    assert lines["load"] == "unknown: no speed is predicted"
+    assert lines_of(shipped(traffic=None, **{"cost.prices": None}))["load"] == "unknown: the spec has no traffic"
+
+
+def test_a_cache_is_told_where_no_speed_is_predicted(shipped, tmp_path):
+    """It takes traffic and the size of KV, which ranks on CPUs have too. The spec needs no dollars."""
+    traffic, path = {"input_tokens": 1e6, "output_tokens": 1e5}, tmp_path / "plan.json"
+    plan = shipped("demo.yaml", kv_cache={"memory": "64MiB"}, traffic=traffic)
+    path.write_text(json.dumps(plan.as_json()))
+    token_bytes = next(iter(plan.launch_documents.values()))["kv_cache"]["bytes_per_token"]
+
+    assert lines_of(plan)["load"] == "unknown: no speed is predicted"
+    assert lines_of(plan)["KV kept"].startswith("a block stays ")
+    assert plan.kv_cache.day_bytes == 1.1e6 * token_bytes
+    assert read_plan(path).report == plan.report
 
 
 def test_kept_kv_is_told_with_the_hits_that_it_gives(shipped, tmp_path):
