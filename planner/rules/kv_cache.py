@@ -24,7 +24,7 @@ def disk_needs_memory(c: ValidValues) -> Iterator[Finding]:
     c.require(f"{DISK}.path")
     if c[MEMORY] is None:
         reason = "blocks reach the disk through host memory"
-        yield Finding(MEMORY, None, "S202 is required with kv_cache.disk", reason, for_example("memory: 64GiB"))
+        yield Finding(MEMORY, None, "S202 is required with kv_cache.disk", reason, for_example("memory: 48GiB"))
 
 
 def disk_exceeds_memory(c: ValidValues) -> Iterator[Finding]:
