@@ -20,6 +20,8 @@ from runtime.expert_parallel.epochs.document import Standing, first_standing, re
 from runtime.worker.next_epoch import epoch_page
 from stacks.controller import live_maps
 from stacks.controller.loop import run_round
+from stacks.measured.epochs import InService
+from stacks.measured.live_maps import Visit
 from tests.ports import own_network
 from tests.runtime.switching_ranks import unit_launch
 from tests.stacks.controller.cluster import MemoryCluster
@@ -262,6 +264,15 @@ def test_what_the_limits_forbid_is_proposed_in_status(cluster, unit):
     assert shown(cluster)["inService"] == digest_of(MAP)
     assert "but within max_bytes (0.0 MB) a map gains nothing" in shown(cluster)["decision"]
     assert ("ConfigMap", names.epoch_config(LAUNCH.unit)) not in cluster.objects
+
+
+def test_a_reason_belongs_to_the_map_of_its_epoch():
+    """A unit in an epoch of the same number but with another map has that map from others."""
+    written = [{"unit": "u", "epoch": 1, "inService": digest_of(MAP), "adopted": "why", "decision": "none"}]
+    for rows, adopted in ((MAP, "why"), (MAP[::-1] + MAP, "from an earlier controller, or from somebody else")):
+        (found,) = live_maps.update_maps(written, Visit("u", in_service=InService(1, rows, "sha256:u", "sha256:1")))
+
+        assert (found["inService"], found["adopted"]) == (digest_of(rows), adopted)
 
 
 def test_ranks_that_do_not_answer_are_reported_once(cluster, monkeypatch):
