@@ -8,6 +8,7 @@ A file that was edited by hand, truncated, or made up must not reach a cluster. 
     facts           the nodes and maps of units are those that the spec allows
     the document    its digest
     what runs       rebuilt from the facts and compared
+    decisions       have the spec's values
     the report      is there, so that readers compute the plan's figures anew
     extra keys      writing the plan again gives the same JSON
 
@@ -23,6 +24,7 @@ from typing import Any
 from planner.facts import names
 from planner.facts.digest import digest_of
 from planner.facts.part import Maybe, Part
+from planner.facts.quantities import counted
 from planner.facts.terms import Phase
 from planner.plan.plan import PLAN_VERSION, Plan, document_digest, plan_digest
 from planner.plan.rebuild import (
@@ -39,6 +41,7 @@ from planner.plan.shapes import NO_PLAN, parse_object, plan_error, read_content,
 from planner.plan.spread import join_plan
 from planner.problems.errors import CallError
 from planner.problems.finding import Finding
+from planner.problems.fix import value_at
 from planner.spec.schema import Spec
 
 PLAN_AGAIN = "change the spec and plan it again"
@@ -67,7 +70,8 @@ def load_plan(content: bytes, path: Path) -> Plan:
     plan = validate_part(Plan, content, path)
     spec = validate_spec(plan.written, path)
     of_parts = chain(_check_digests(plan, data), spec_mistakes(plan.written, spec), _check_facts(plan, spec))
-    of_whole = chain(_check_document_digest(plan, data), _check_rebuilt(plan, spec, data))
+    of_decisions = disagreements(_check_decisions(plan))
+    of_whole = chain(_check_document_digest(plan, data), _check_rebuilt(plan, spec, data), of_decisions)
     for finding in chain(of_parts, of_whole):
         raise CallError([finding.at(str(path))])
     if plan.report is None:  # a deployed part alone, whose figures nobody computes anew
@@ -114,6 +118,21 @@ def _check_references(plan: Plan, spec: Spec) -> Iterator[Reference]:
     yield "launch_documents", sorted(plan.launch_documents), "units", "kv_cache" in first
     for number, unit in enumerate(plan.units):
         yield f"units.{number}.expert_map", unit.expert_map, "expert_maps", unit.expert_map in plan.expert_maps
+
+
+def _check_decisions(plan: Plan) -> Iterator[Reference]:
+    """Yield each decision, and whether its value is the spec's. Reasons are not checked."""
+    for number, each in enumerate(plan.decisions):
+        yield f"decisions.{number}.value", each.value, "spec", each.value == _value_of(each.path, plan)
+
+
+def _value_of(path: str, plan: Plan) -> Any:
+    """Return what the planned spec has at `path`, as a decision gives it: of windows their number."""
+    section, _, field = path.rpartition(".")
+    if section in plan.phases and field == "units":
+        return len([unit for unit in plan.units if unit.phase == section])
+    found = value_at(plan.written, path)
+    return counted(len(found), "window") if field == "windows" and isinstance(found, list) else found
 
 
 def _kept_facts(plan: Plan, spec: Spec) -> KeptFacts:

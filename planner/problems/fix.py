@@ -117,9 +117,11 @@ def apply_change(data: Mapping[str, Any], change: Change) -> dict[str, Any]:
 
 
 def value_at(data: Mapping[str, Any], path: str) -> Any:
-    """Return the value at the dotted `path` of sections; None if there is none."""
+    """Return the value at the dotted `path` of sections and list entries; None if there is none."""
     value: Any = data
     for key in path.split("."):
+        if isinstance(value, list):
+            value = {str(index): each for index, each in enumerate(value)}
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 

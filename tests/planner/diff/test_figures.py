@@ -74,6 +74,21 @@ def test_a_plan_file_without_its_report_is_refused(document, tmp_path):
         load({name: value for name, value in document.items() if name != "report"}, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "decision",
+    [
+        {"path": "decode.ep_size", "value": 8},
+        {"path": "decode.tpot", "value": 3.1},
+        {"path": "decode.units", "value": 2},
+    ],
+)
+def test_a_decision_that_the_spec_does_not_have_is_refused(decision, document, tmp_path):
+    """The page lists decisions with their reasons, and the diff those that differ, as the planner's own."""
+    decisions = [*document["decisions"], decision | {"why": "as measured on this cluster"}]
+    with pytest.raises(CallError, match=f"value .{decision['value']}. must agree with spec; the parts of this plan"):
+        load(document | {"decisions": decisions}, tmp_path)
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in SPECS.glob("*.yaml")))
 def test_an_unedited_plan_stays_as_it_is(name, tmp_path):
     """Each shipped plan, made anew and near itself, with the files that its spec lends: nothing is replaced or told."""
