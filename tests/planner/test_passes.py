@@ -29,6 +29,7 @@ NO_PASSES = {
     "predict_loads": "divides demand by speed",
     "busy_stretches": "likewise, for each kind of day",
     "predict_at_load": "predicts a phase again, with fuller units",
+    "predict_at_peak": "likewise, in the fullest hour",
     "most_requests": "reads memory",
     "relative_utilisation": "reads a prediction",
     "staging_bytes": "reads the layout",
