@@ -144,7 +144,7 @@ def add_report(commands: Any) -> None:
         "stands beside the earlier one; a spec is planned near it",
     )
     report.add_argument(
-        "-o", dest="output", type=Path, metavar="FILE", help="the file to write; default: the plan's name, here"
+        "-o", dest="output", type=Path, metavar="FILE", help="the file to write; default: the given file's name, here"
     )
     report.add_argument(
         "--chart",
@@ -338,7 +338,7 @@ def _report(arguments: argparse.Namespace) -> None:
             change = pair.compare() if pair and pair.before.runnable and plan.runnable else None
             effects = [(each.name, each.lines) for each in topics(change)] if change else ()
             content = plan_page(plan, before, effects, notes=() if change else notes)
-    stem = "-".join(filter(None, (plan.name, arguments.chart)))
+    stem = "-".join(filter(None, (arguments.given.stem, arguments.chart)))  # a stranger's plan may be called index
     output = arguments.output or Path(f"{stem}.{picture or 'html'}")
     require(output, arguments, files)
     write_result(output, content)

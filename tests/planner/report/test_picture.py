@@ -101,11 +101,13 @@ def test_an_ending_of_another_format_is_refused(spec_file, tmp_path, capsys, for
 
 
 def test_the_command_writes_a_picture_named_after_the_chart(spec_file, tmp_path, monkeypatch, capsys):
-    """Without -o it lies here, under the plan's name and the chart's."""
+    """Without -o it lies here, under the given file's name and the chart's: a plan's own name replaces no file."""
     monkeypatch.chdir(tmp_path)
+    spec = spec_file()
 
-    assert main(["report", str(spec_file()), "--format", "png", "--chart", "experts"]) == 0
+    assert main(["report", str(spec), "--format", "png", "--chart", "experts"]) == 0
     (written,) = tmp_path.glob("*-experts.png")
+    assert written.name == f"{spec.stem}-experts.png"
     assert written.read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out.startswith(f"{written.name}: a picture of plan ")
 
