@@ -286,10 +286,10 @@ def _price_states(spec: Spec, schedule: Timetable | None, priced: Sequence[_Pric
     if schedule is None:
         return (_state(spec, "00:00", priced),)
     begins = TimesOfDay.from_pairs(((step.at, step.at) for step in schedule.steps), "")
-    return tuple(
-        _state(spec, step.at, [each for each in priced if begins.at(each.stretch.start) == step.at])
-        for step in schedule.steps
-    )
+    of_step: dict[str, list[_PricedStretch]] = {step.at: [] for step in schedule.steps}
+    for each in priced:
+        of_step[begins.at(each.stretch.start)].append(each)
+    return tuple(_state(spec, at, inside) for at, inside in of_step.items())
 
 
 def _state(spec: Spec, at: str, priced: Sequence[_PricedStretch]) -> StateCost:

@@ -121,7 +121,8 @@ class Timetable:
     @property
     def released_node_hours(self) -> float:
         """The node-hours of a day in which nodes that the peak uses serve no unit, so that other work can use them."""
-        return sum((self.peak_nodes - step.num_nodes) * step.minutes for step in self.steps) / 60
+        peak = self.peak_nodes
+        return sum((peak - step.num_nodes) * step.minutes for step in self.steps) / 60
 
     @property
     def released_gpu_hours(self) -> float:
