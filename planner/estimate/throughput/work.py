@@ -40,7 +40,7 @@ from planner.layout.dispatch import message_bytes
 from planner.layout.weights import SIZES
 
 FLOPS_PER_WEIGHT = 2
-NOTHING = Bytes(0.0)
+NOTHING, NO_FLOPS = Bytes(0.0), Flops(0.0)
 SITES = 2  # of a layer, at which streams are mixed: before attention and before experts
 
 PromptKind = Literal["whole", "sparse", "compressed"]  # of kernels for prompts' core attention
@@ -54,13 +54,13 @@ class AttentionWork:
     into_flops: Flops  # per token
     out_weights: Bytes
     out_flops: Flops
-    core_flops: Flops  # in decode, per query and token of its KV
-    core_bytes: Bytes  # in decode, per token of KV
-    prompt_core_flops: Flops  # in prefill, per query and token before it
-    window: int | None  # most tokens, or compressed entries, that core attention reads; None: all
     kept_in: Format  # of the projections' weights
-    index_flops: Flops  # of the indexer, per query and token before it
-    index_bytes: Bytes  # that the indexer reads, per token of KV
+    core_flops: Flops = NO_FLOPS  # in decode, per query and token of its KV
+    core_bytes: Bytes = NOTHING  # in decode, per token of KV
+    prompt_core_flops: Flops = NO_FLOPS  # in prefill, per query and token before it
+    window: int | None = None  # most tokens, or compressed entries, that core attention reads; None: all
+    index_flops: Flops = NO_FLOPS  # of the indexer, per query and token before it
+    index_bytes: Bytes = NOTHING  # that the indexer reads, per token of KV
     index_in: Format = "fp8"  # of the indexer's matmuls
     fp8_core: frozenset[Queries] = frozenset()  # queries whose core attention is computed in FP8
     state_bytes: Bytes = NOTHING  # of a request's state, in linear attention
@@ -214,6 +214,17 @@ def _latent_work(each: LatentAttention, hidden: int, formats: Formats, wide: int
     )
 
 
+def _projections(into: float, out: float, formats: Formats) -> AttentionWork:
+    """Return the work of attention's projections alone: of `into` weights before core attention, and `out` after it."""
+    return AttentionWork(
+        into_weights=Bytes(_weight_bytes(into, formats.attention)),
+        into_flops=Flops(FLOPS_PER_WEIGHT * into),
+        out_weights=Bytes(_weight_bytes(out, formats.output)),
+        out_flops=Flops(FLOPS_PER_WEIGHT * out),
+        kept_in=formats.attention,
+    )
+
+
 def _pad_heads(work: AttentionWork, attention: Attention, least_heads: int) -> AttentionWork:
     """Return `work` with prompts' core attention of `least_heads` heads, if the attention is sparse and has fewer."""
     if work.prompt_kind == "whole":
@@ -230,16 +241,12 @@ def _grouped_work(each: GroupedAttention, hidden: int, formats: Formats, kv_byte
     core = Flops(2 * FLOPS_PER_WEIGHT * each.num_heads * size)  # queries with keys, and weights with values
     index = each.indexer
     into += (index.num_heads + 1) * index.head_dim * hidden if index else 0
-    return AttentionWork(
-        into_weights=Bytes(_weight_bytes(into, formats.attention)),
-        into_flops=Flops(FLOPS_PER_WEIGHT * into),
-        out_weights=Bytes(_weight_bytes(out, formats.output)),
-        out_flops=Flops(FLOPS_PER_WEIGHT * out),
+    return replace(
+        _projections(into, out, formats),
         core_flops=core,
         core_bytes=Bytes(2 * each.num_kv_heads * size * kv_bytes),
         prompt_core_flops=core,
         window=index.num_picked if index else each.window,
-        kept_in=formats.attention,
         index_flops=Flops(FLOPS_PER_WEIGHT * index.num_heads * index.head_dim if index else 0.0),
         index_bytes=Bytes(index.head_dim * kv_bytes if index else 0.0),
         index_in="bf16",
@@ -255,18 +262,8 @@ def _linear_work(each: LinearAttention, hidden: int, formats: Formats) -> Attent
     values = each.num_value_heads * each.value_head_dim
     into = (each.conv_channels + values + 2 * each.num_value_heads) * hidden
     out = values * hidden
-    return AttentionWork(
-        into_weights=Bytes(_weight_bytes(into, formats.attention)),
-        into_flops=Flops(FLOPS_PER_WEIGHT * into),
-        out_weights=Bytes(_weight_bytes(out, formats.output)),
-        out_flops=Flops(FLOPS_PER_WEIGHT * out),
-        core_flops=Flops(0.0),
-        core_bytes=Bytes(0.0),
-        prompt_core_flops=Flops(0.0),
-        window=None,
-        kept_in=formats.attention,
-        index_flops=Flops(0.0),
-        index_bytes=Bytes(0.0),
+    return replace(
+        _projections(into, out, formats),
         state_bytes=Bytes(each.kv(1).state_bytes),
         scan_bytes=Bytes(2 * (3 * each.conv_channels + values)),
     )
@@ -285,16 +282,12 @@ def _compressed_work(each: CompressedAttention, hidden: int, formats: Formats, w
     into += each.q_lora_rank * index.num_heads * index.head_dim if index else 0
     into += hidden * (index.num_heads + 4 * index.head_dim) if index else 0
     core = Flops(2 * FLOPS_PER_WEIGHT * heads * size)
-    return AttentionWork(
-        into_weights=Bytes(_weight_bytes(into, formats.attention)),
-        into_flops=Flops(FLOPS_PER_WEIGHT * into),
-        out_weights=Bytes(_weight_bytes(out, formats.output)),
-        out_flops=Flops(FLOPS_PER_WEIGHT * out),
+    return replace(
+        _projections(into, out, formats),
         core_flops=core,
         core_bytes=Bytes(each.entry_bytes),
         prompt_core_flops=core,
         window=each.num_picked if ratio else each.window,
-        kept_in=formats.attention,
         index_flops=Flops(FLOPS_PER_WEIGHT * index.num_heads * index.head_dim if index else 0.0),
         index_bytes=Bytes(index.kv_bytes_per_token if index else 0.0),
         prompt_kind="compressed",
