@@ -269,7 +269,7 @@ def _require_plan_outputs(arguments: argparse.Namespace, spec: "ResolvedSpec", p
     maps = [_map_file(arguments.output, phase, arguments.export) for phase in spec.phases if arguments.export]
     require_output(arguments.output, arguments, files)
     for path in maps:
-        require_output(path, arguments, files, form=path.suffix[1:])
+        require_output(path, arguments, files, form=None)
 
 
 def _read_previous(path: Path, spec: "ResolvedSpec") -> tuple["Plan", tuple[str, ...]]:

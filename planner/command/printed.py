@@ -108,15 +108,21 @@ def show_progress(work: str) -> Iterator[Callable[[str, float], None]]:
 
 
 def require_output(
-    path: Path, arguments: argparse.Namespace, read: Iterable[Path] = (), *, form: str = "json", or_else: str = ""
+    path: Path,
+    arguments: argparse.Namespace,
+    read: Iterable[Path] = (),
+    *,
+    form: str | None = "json",
+    or_else: str = "",
 ) -> None:
     """Require that a call may write to `path`, and reads no input there. Call it before computing the content.
 
     Raises CallError for an ending of another format than `form`, for a file that `arguments` name as input, or that is
-    in `read`, and as `require_writable`. `or_else` is added to the fix of a wrong ending.
+    in `read`, and as `require_writable`. `form` is None if the ending decides the format. `or_else` is added to the fix
+    of a wrong ending.
     """
     ending = path.suffix.lower().removeprefix(".")
-    if ending in FORMATS and ending != form:
+    if form is not None and ending in FORMATS and ending != form:
         rule, reason = f"S904 must not end in .{ending}", f"its content would be {form.upper()}"
         raise CallError([Finding("", None, rule, reason, f"end it in .{form}{or_else}").at(str(path))])
     named = chain.from_iterable(each if isinstance(each, list) else [each] for each in vars(arguments).values())

@@ -138,7 +138,7 @@ def read_call(arguments: Any, spec: ResolvedSpec) -> Call:
     _require_compatible(arguments)
     if arguments.plot:
         require_plot(arguments.plot)
-    for path, form in ((arguments.plot, arguments.plot and arguments.plot.suffix[1:]), (arguments.report, "html")):
+    for path, form in ((arguments.plot, None), (arguments.report, "html")):
         if path:
             require_output(path, arguments, named_files((arguments.spec, spec)), form=form)
     wrong: list[Finding] = []
