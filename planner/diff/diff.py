@@ -24,7 +24,7 @@ from planner.diff.change import (
 from planner.diff.clients import LONGEST_REQUEST, find_client_fields
 from planner.diff.experts import count_expert_moves, estimate_weight_reads
 from planner.diff.former import compare_loads, explain_unknown_loads
-from planner.diff.hours import Hour, cut_hours, has_controller, moved_zones
+from planner.diff.hours import Hour, cut_hours, moved_zones
 from planner.diff.net import compare_days
 from planner.diff.pods import compare_pods
 from planner.diff.rollout import find_shortages, judge_rollouts, may_take_turns, rollout_assumptions, worst_rollout
@@ -248,7 +248,7 @@ def _failures(before: Plan, after: Plan, phase: Phase) -> LossSides:
 
 def _fewest_units_on(plan: Plan, phase: Phase) -> int:
     """Return the number of units of `phase` that are on while the fewest are, without times at which none is."""
-    steps = plan.timetable.all_steps if plan.timetable and has_controller(plan) else ()
+    steps = plan.running_schedule.all_steps if plan.running_schedule else ()
     on = [number for step in steps if (number := step.num_units.get(phase))]
     return min(on, default=len(plan.units_of(phase)))
 
