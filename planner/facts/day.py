@@ -13,6 +13,11 @@ def minute_of(at: str) -> int:
     return HOUR_MINUTES * int(at[:2]) + int(at[3:])
 
 
+def second_of(at: str) -> int:
+    """Return the seconds from midnight to `at`, which is `HH:MM:SS`."""
+    return MINUTE_S * minute_of(at[:5]) + int(at[6:])
+
+
 def hh_mm(minute: int) -> str:
     """Return the time `minute` minutes after midnight, modulo a day."""
     minute %= DAY_MINUTES

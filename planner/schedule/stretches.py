@@ -11,7 +11,7 @@ from functools import cached_property
 from math import ceil, fsum
 from typing import Generic, TypeVar
 
-from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, MINUTE_S, minute_of
+from planner.facts.day import DAY_MINUTES, HOUR_MINUTES, MINUTE_S, minute_of, second_of
 from planner.facts.terms import Phase
 from planner.layout.unit import Unit
 from planner.schedule.schedule import Timetable
@@ -92,7 +92,7 @@ def nodes_taken(schedule: Timetable | None, units: Sequence[Unit]) -> list[float
     ever = {unit for step in schedule.steps for unit in step.units}
     taken = [float(sum(number for unit, number in nodes.items() if unit in ever))] * DAY_MINUTES
     for freed in (each for transition in schedule.transitions for each in transition.freed if each.unit in nodes):
-        begin = minute_of(freed.begins[:5]) + int(freed.begins[6:]) / MINUTE_S
+        begin = second_of(freed.begins) / MINUTE_S
         end = begin + freed.node_hours / freed.num_nodes * HOUR_MINUTES
         for minute in range(int(begin), ceil(end)):
             share = min(end, minute + 1) - max(begin, minute)
