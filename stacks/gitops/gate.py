@@ -55,6 +55,7 @@ CHECK = "tidemill gitops check"
 COST = re.compile(r"cost\+(\d{1,6}(?:\.\d{1,6})?)%")
 BY_FORMER = " by the base's yardsticks"
 MERGE_FIRST = "move them first, in a change of nothing else"
+DAILY_COST = "usd_per_day"  # of a diff's figures of cost
 COST_BEFORE = "what a day costs before the change is unknown"
 
 
@@ -302,14 +303,14 @@ def _explain_higher_cost(evidence: Evidence, percent: float) -> str:
     change, former = evidence.change, _former_yardsticks(evidence)
     if change is None:
         return ""
-    old, new = map(_daily_cost, (change.cost.before, change.cost.after))
+    old, new = (side.get(DAILY_COST) for side in (change.cost.before, change.cost.after))
     if new is None:
         return "what a day costs after the change is unknown: write cost.usd_per_gpu_hour"
     if old is None:
         return _explain_unknown_cost(change, evidence.no_figures_before)
     reason = _explain_increase(_number(old), _number(new), percent)
     if not reason and former is not None:
-        again = _daily_cost(former.cost.after)
+        again = former.cost.after.get(DAILY_COST)
         reason = (
             _unknown(former) if again is None else _explain_increase(_number(old), _number(again), percent, BY_FORMER)
         )
@@ -342,11 +343,6 @@ def _explain_unknown_cost(change: Change, no_figures_before: str) -> str:
     if change.old == change.new:
         return ""
     return f"{COST_BEFORE}: merge cost.usd_per_gpu_hour first, in a change of nothing else"
-
-
-def _daily_cost(side: Mapping[str, Row]) -> Row | None:
-    """Return the row with the cost of a day; None if the plan has no cost."""
-    return side.get("usd_per_day")
 
 
 def _number(row: Row) -> float:
