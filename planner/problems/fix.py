@@ -79,8 +79,8 @@ def is_misspelling(word: Any, choice: str) -> bool:
     """Return whether `word` is certainly a misspelling of `choice`.
 
     Case and separators do not count: `minunits` is `min_units`. Besides, a misspelling has the same digits and as many
-    words, each spelt nearly the same. A name with another number of
-    words, or a different word, is another name: `min_units` is not `units`, and `min_nodes` is not `max_nodes`.
+    words, each spelt nearly the same. A name with another number of words, or a different word, is another name:
+    `min_units` is not `units`, and `min_nodes` is not `max_nodes`.
     """
     if fold_spelling(str(word)) == fold_spelling(choice):
         return True

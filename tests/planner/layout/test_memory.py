@@ -423,7 +423,7 @@ def test_sparse_attention_reserves_five_requests_of_full_length_in_vllm(kv_bytes
 
 
 def test_vllm_pads_experts_in_mxfp4():
-    """Of gpt-oss, whose 2,880 channels are not whole tiles, experts take 9 % more; of DeepSeek-V4 nothing changes."""
+    """Experts of gpt-oss, whose 2,880 channels are not whole tiles, take 9 % more; those of DeepSeek-V4 do not."""
     small, large = MODELS["gpt-oss-120b"], MODELS["deepseek-v4-pro"]
     kept, padded = weights_of(small, "mxfp4"), with_padding(weights_of(small, "mxfp4"), small, "mxfp4")
 
